@@ -44,9 +44,7 @@ def enter(rank: int, size: int, local_rank: int) -> None:
         size: how many ranks there are.
         local_rank: of this process, on its node.
     """
-    if not PartialState._shared_state:
-        return  # nothing has been asked of accelerate yet, or it was told to forget it
-    device = PartialState._shared_state["device"].type
+    device = getattr(PartialState._shared_state.get("device"), "type", "cpu")
     name = {"cpu": "MULTI_CPU", "cuda": "MULTI_GPU"}.get(device, f"MULTI_{device.upper()}")
     _set(
         distributed_type=getattr(DistributedType, name, DistributedType.MULTI_GPU),
@@ -79,6 +77,8 @@ def own_device() -> torch.device:
 
 
 def _set(**values: Any) -> None:
+    if not PartialState._shared_state:
+        return  # nothing has been asked of accelerate yet, or it was told to forget it
     PartialState._shared_state.update(values)
     if AcceleratorState._shared_state:
         AcceleratorState._shared_state.update(values)

@@ -7,30 +7,40 @@ what accelerate knows of the ranks is changed, and the loaders for evaluations a
 from __future__ import annotations
 
 import os
+import weakref
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DDPCommunicationHookType, gather_object, recursively_apply
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from accelerate.utils import DDPCommunicationHookType
+from torch.utils.data import DataLoader
 
 from elastic_runtime.accelerate import accelerate_world
 from elastic_runtime.accelerate.prepared_loaders import OtherLoader, TrainingLoader
-from elastic_runtime.data.sampler import ElasticBatchSampler, share_of
+from elastic_runtime.accelerate.refusals import (
+    COMM_HOOK,
+    DIFFERENT_LOADERS,
+    LOADS_IN_TRAIN,
+    NO_POSITION,
+    OTHER_SETTINGS,
+    check_evaluates,
+    check_in_place,
+    pieces_of,
+)
+from elastic_runtime.accelerate.uneven_gather import gather_rows, gather_shares, shares_of
+from elastic_runtime.accelerate.world_follower import WorldFollower
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.second_split import SKIPS
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.groups.kept_ddp import ddp
 from elastic_runtime.worker.round_breaks import use_breaks
 
-# What accelerate takes from its launcher, or from an argument.
-_NOT_IN_PLACE = {
-    "ACCELERATE_USE_DEEPSPEED": ("deepspeed_plugin", "deepspeed_plugins"),
-    "ACCELERATE_USE_FSDP": ("fsdp_plugin",),
-    "ACCELERATE_USE_MEGATRON_LM": ("megatron_lm_plugin",),
-    "ACCELERATE_USE_PARALLELISM_CONFIG": ("parallelism_config", "torch_tp_plugin"),
-}
+_LOADERS = (DataLoader, TrainingLoader, OtherLoader)
+_PLAIN = (str, int, float, bool, type(None))
 
 _made: ElasticAccelerator | None = None
 _settings: dict[str, Any] = {}
@@ -67,19 +77,21 @@ def fresh_accelerator(*, in_place: bool = True, **settings: Any) -> ElasticAccel
             are for what does not go on in place.
     """
     global _made, _settings
+    # accelerate counts in some of the objects that it is given.
+    asked = {n: v if isinstance(v, _PLAIN) else type(v).__name__ for n, v in settings.items()}
     if _made is None:
-        _made = ElasticAccelerator(in_place=in_place, **settings)
-        _settings = {"in_place": in_place, **settings}
-    elif settings and {"in_place": in_place, **settings} != _settings:
-        raise UsageError(
-            "fresh_accelerator was called with other settings than before, and what was prepared "
-            "is kept; give the same ones each time, or none after the first call"
-        )
+        _made, _settings = ElasticAccelerator(in_place=in_place, **settings), asked
+    elif (asked and asked != _settings) or (_made.goes_on_in_place and not in_place):
+        raise UsageError(OTHER_SETTINGS)
     return _made
 
 
 class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has no types
-    """See ``fresh_accelerator``, which makes it."""
+    """See ``fresh_accelerator``, which makes it.
+
+    Attributes:
+        goes_on_in_place: ``elastic.run`` connects the ranks.
+    """
 
     def __init__(self, *, in_place: bool, **settings: Any) -> None:
         """Makes it alone, for ranks that are connected later, or connects them.
@@ -91,24 +103,35 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         Raises:
             UsageError: settings are for what does not go on in place, or ranks are connected.
         """
-        self._in_place = in_place
-        self._others: list[OtherLoader] = []
+        self.goes_on_in_place = in_place
+        self._loaders: weakref.WeakSet[TrainingLoader | OtherLoader] = weakref.WeakSet()
         self._kept: dict[int, tuple[Any, Any]] = {}  # what was prepared, and what it became
+        self._of_world: list[Any] = []  # loaders that train() has prepared
         self._trackers_wanted: tuple[Any, ...] | None = None  # and not made yet
         if not torch.accelerator.is_available():
             # Not told that processors are meant, accelerate would let each rank train alone.
             settings = {"cpu": True, **settings}
-        if not in_place:
+        if in_place:
+            self._make_alone(settings)
+        else:
             super().__init__(**settings)
-            return
-        _refuse(settings)
+        self._steps_asked = self.gradient_state.num_steps
+
+    def _make_alone(self, settings: dict[str, Any]) -> None:
+        check_in_place(settings)
         AcceleratorState._reset_state(reset_partial_state=True)
         with accelerate_world.without_launcher():
             super().__init__(**settings)
         accelerate_world.own_device()
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         accelerate_world.stand_alone(int(os.environ.get("RANK", 0)), local_rank)
-        self._follower = _Follower(self._others, local_rank)
+        leave = weakref.WeakMethod(self._leave_world)
+
+        def left() -> None:
+            if (forget := leave()) is not None:
+                forget()
+
+        self._follower = WorldFollower(self._loaders, left, local_rank)
         use_breaks(self._follower)
         if dist.is_initialized():  # elastic.run is under way
             self._follower.prepare(dist.get_rank(), dist.get_world_size())
@@ -122,12 +145,10 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
             UsageError: a loader has no position that a job could go on from, or its micro-batches
                 do not fit ``gradient_accumulation_steps``.
         """
-        places: list[bool | None] = [None] * len(args)
-        places[:] = device_placement or places
         # A loader of ours is no DataLoader any more, and accelerate leaves it alone.
         given = [
-            self.prepare_data_loader(one, place) if _is_loader(one) else one
-            for one, place in zip(args, places, strict=True)
+            self.prepare_data_loader(one, place) if isinstance(one, _LOADERS) else one
+            for one, place in zip_longest(args, (device_placement or ())[: len(args)])
         ]
         return super().prepare(*given, device_placement=device_placement)
 
@@ -144,12 +165,13 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
             return known
         sampler = getattr(data_loader, "batch_sampler", None)
         if isinstance(sampler, ElasticBatchSampler):
-            self._accumulate_as(sampler)
+            steps = pieces_of(sampler, self._steps_asked)
+            self.gradient_state.plugin_kwargs["num_steps"] = steps
             on_device = self.device_placement if device_placement is None else device_placement
             device = self.device if on_device else None
             made: Any = TrainingLoader(data_loader, sampler, device, non_blocking=self.non_blocking)
         else:
-            _check_evaluates(data_loader)
+            check_evaluates(data_loader)
             share_out = super().prepare_data_loader
 
             def shared_out(loader: Any) -> Any:
@@ -158,9 +180,11 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
                 return shared
 
             made = OtherLoader(data_loader, shared_out)
-            self._others.append(made)
         self._keep(data_loader, made)
+        self._loaders.add(made)
         self._dataloaders.append(made)
+        if context().in_place:
+            self._of_world += [data_loader, made]
         return made
 
     def prepare_model(
@@ -177,7 +201,7 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         known = self._known(model)
         if known is not None:
             return known
-        if not self._in_place:
+        if not self.goes_on_in_place:
             made = super().prepare_model(model, device_placement, evaluation_mode)
         else:
             # In its evaluation mode accelerate wraps nothing.
@@ -214,18 +238,28 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         So the gradient is the mean over all samples of the step, in whichever world.
 
         Raises:
-            UsageError: the samples come from a loader that has no position.
+            UsageError: the samples come from a loader that has no position, or from several that
+                do not count alike.
         """
-        loader = self.gradient_state.active_dataloader
-        if isinstance(loader, TrainingLoader):
-            weight = loader.weight * self.gradient_state.num_steps
+        active = self.gradient_state.active_dataloader
+        if any(isinstance(one, OtherLoader) and one.gives(active) for one in self._loaders):
+            raise UsageError(NO_POSITION)
+        if isinstance(active, TrainingLoader):
+            self._check_alike()
+            weight = active.weight * self.gradient_state.num_steps
             loss = loss if weight == 1.0 else loss * weight
-        elif loader is not None and any(one.gives(loader) for one in self._others):
-            raise UsageError(
-                "backward() on samples of a loader without an ElasticBatchSampler: after a change "
-                f"of the world nobody knows which of them have counted; {_REMEDY}"
-            )
         super().backward(loss, **options)
+
+    def _check_alike(self) -> None:
+        """Nobody knows which loader's samples a loss is about."""
+        under_way = self.gradient_state.dataloader_references
+        counts = {
+            (one.samples, one.sampler.batch_sizes, one.ends_step)
+            for one in under_way
+            if isinstance(one, TrainingLoader)
+        }
+        if len(counts) > 1:
+            raise UsageError(DIFFERENT_LOADERS)
 
     def _do_sync(self) -> None:
         loader = self.gradient_state.active_dataloader
@@ -234,46 +268,60 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         else:
             super()._do_sync()
 
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As accelerate's; of training data, too, whose shares need not be equal."""
+    def gather(self, tensor: Any) -> Any:
+        """As accelerate's; of training data, too, of which ranks may have unequal shares."""
         loader = self.gradient_state.active_dataloader
-        if isinstance(loader, TrainingLoader):
-            return self._gather_shares(input_data, loader.samples, use_gather_object)
-        return super().gather_for_metrics(input_data, use_gather_object)
+        if isinstance(loader, TrainingLoader) and loader.samples % self.num_processes:
+            return gather_rows(tensor, self.num_processes)
+        return super().gather(tensor)
 
-    def _gather_shares(self, data: Any, samples: int, as_objects: bool) -> Any:
-        world = self.num_processes
-        bounds = [share_of(samples, rank, world) for rank in range(world)]
-        shares = [end - first for first, end in bounds]
-        if as_objects or not _all_tensors(data):
-            own = data if shares[self.process_index] else []
-            return gather_object(own)
-        if len(set(shares)) == 1:
-            return self.gather(data)
-        rows = torch.cat(
-            [torch.arange(share) + rank * shares[0] for rank, share in enumerate(shares)]
-        )
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As accelerate's; of training data, too.
 
-        def gathered(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.ndim == 0:
-                return self.gather(tensor)
-            padded = tensor.new_zeros((shares[0], *tensor.shape[1:]))
-            padded[: len(tensor)] = tensor
-            return self.gather(padded)[rows.to(tensor.device)]
+        Raises:
+            UsageError: a tensor has another number of rows than this rank has samples.
+        """
+        loader = self.gradient_state.active_dataloader
+        if not isinstance(loader, TrainingLoader):
+            return super().gather_for_metrics(input_data, use_gather_object)
+        shares = shares_of(loader.samples, self.num_processes)
+        return gather_shares(input_data, shares, self.process_index, as_objects=use_gather_object)
 
-        return recursively_apply(gathered, data)
+    # What is not needed
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """As accelerate's, for evaluations.
+
+        Raises:
+            UsageError: the loader's sampler is ours, and begins where the job is.
+        """
+        if isinstance(dataloader, TrainingLoader):
+            raise UsageError(SKIPS)
+        if isinstance(dataloader, OtherLoader):
+            dataloader = dataloader.of_rank()
+        return super().skip_first_batches(dataloader, num_batches)
+
+    def load_state(self, input_dir: str | None = None, *args: Any, **options: Any) -> None:
+        """As accelerate's, to begin with what it has saved.
+
+        Raises:
+            UsageError: it is called inside of ``train``, where the job is at another step.
+        """
+        if self.goes_on_in_place and context().in_place:
+            raise UsageError(LOADS_IN_TRAIN)
+        super().load_state(input_dir, *args, **options)
 
     # Trackers, and the end
 
     def init_trackers(self, project_name: str, *args: Any, **options: Any) -> None:
         """As accelerate's, once for all worlds; in place when rank 0 first logs something."""
-        if not self._in_place:
+        if not self.goes_on_in_place:
             super().init_trackers(project_name, *args, **options)
         elif not self.trackers:
             self._trackers_wanted = (project_name, args, options)
 
     def log(self, values: dict[str, Any], *args: Any, **options: Any) -> None:
-        """As accelerate's."""
+        """As accelerate's; before ``elastic.run`` nobody knows who is rank 0, and nobody logs."""
         self._make_trackers()
         super().log(values, *args, **options)
 
@@ -284,18 +332,25 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
 
     def end_training(self) -> None:
         """As accelerate's; in place the ranks stay connected, as ``elastic.run`` ends that."""
-        if not self._in_place:
+        if not self.goes_on_in_place:
             super().end_training()
             return
         for tracker in self.trackers:
             tracker.finish()
 
     def _make_trackers(self) -> None:
-        if self._trackers_wanted is not None and self.is_main_process and dist.is_initialized():
+        known = dist.is_initialized() or context().was_in_place
+        if self._trackers_wanted is not None and self.is_main_process and known:
             (project_name, args, options), self._trackers_wanted = self._trackers_wanted, None
             super().init_trackers(project_name, *args, **options)
 
     # Inside
+
+    def free_memory(self, *objects: Any) -> Any:
+        """As accelerate's; nothing that was prepared is known any more."""
+        self._kept.clear()
+        self._of_world.clear()
+        return super().free_memory(*objects)
 
     def _known(self, one: Any) -> Any:
         """What has become of it earlier, or itself if it is that; None if it is new."""
@@ -306,111 +361,17 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         self._kept[id(given)] = (given, made)
         self._kept[id(made)] = (made, made)
 
-    def free_memory(self, *objects: Any) -> Any:
-        """As accelerate's; nothing that was prepared is known any more."""
-        self._kept.clear()
-        self._others.clear()
-        return super().free_memory(*objects)
-
-    def _accumulate_as(self, sampler: ElasticBatchSampler) -> None:
-        """Takes over from a sampler how many micro-batches a step has.
-
-        Raises:
-            UsageError: the settings say otherwise.
-        """
-        whole, micro = sampler.batch_sizes
-        pieces, steps = -(-whole // micro), self.gradient_state.num_steps
-        if steps not in (1, pieces):
-            raise UsageError(
-                f"gradient_accumulation_steps={steps}, and the sampler gives a batch of {whole} in "
-                f"{pieces}; the batch is that of a step, over all ranks and micro-batches: "
-                f"ElasticBatchSampler(data, batch_size={micro * steps}, micro_batch_size={micro})"
-            )
-        self.gradient_state.plugin_kwargs["num_steps"] = pieces
+    def _leave_world(self) -> None:
+        """Forgets the loaders that ``train`` has made: it will make others."""
+        for loader in self._of_world:
+            self._kept.pop(id(loader), None)
+            self._dataloaders[:] = [one for one in self._dataloaders if one is not loader]
+        self._of_world.clear()
 
     def _ddp_options(self) -> dict[str, Any]:
         if self.ddp_handler is None:
             return {}
         if self.ddp_handler.comm_hook != DDPCommunicationHookType.NO:
-            raise UsageError(
-                "a comm_hook= belongs to the ranks of one world and does not go on in place; leave "
-                "it out, or call fresh_accelerator(in_place=False, …)"
-            )
+            raise UsageError(COMM_HOOK)
         options: dict[str, Any] = self.ddp_handler.to_kwargs()
         return options
-
-
-class _Follower:
-    """Tells accelerate, and loaders, of each world."""
-
-    def __init__(self, loaders: list[OtherLoader], local_rank: int) -> None:
-        self._loaders, self._local_rank = loaders, local_rank
-
-    def settle(self, *, first: bool) -> None:
-        """Nothing is under way between two worlds."""
-
-    def prepare(self, rank: int, world: int) -> None:
-        """Says which ranks there are, or are about to be."""
-        accelerate_world.enter(rank, world, self._local_rank)
-        for loader in self._loaders:
-            loader.enter()
-
-
-_REMEDY = (
-    "take elastic.loader(data, sampler, …) with sampler = elastic.ElasticBatchSampler(data, "
-    "batch_size=…), the samples of a step over all ranks, and give the State the sampler"
-)
-
-
-def _is_loader(one: Any) -> bool:
-    return isinstance(one, DataLoader | TrainingLoader | OtherLoader)
-
-
-def _check_evaluates(loader: Any) -> None:
-    """Refuses a loader that can only be one for training, and has no position.
-
-    Raises:
-        UsageError: it is.
-    """
-    sampler = getattr(loader, "sampler", None)
-    if isinstance(loader.dataset, IterableDataset):
-        raise UsageError(
-            "accelerator.prepare() got a loader of an IterableDataset, whose samples have no "
-            "numbers; for training take elastic.loader(dataset, batch_size=…, at_least_once=True), "
-            "which needs no prepare(); for an evaluation take a map-style data set"
-        )
-    if not isinstance(sampler, SequentialSampler):
-        kind = type(sampler).__name__
-        raise UsageError(
-            f"accelerator.prepare() got a loader with a {kind}, which cannot go on in another "
-            f"world; {_REMEDY}. A loader for an evaluation must not shuffle"
-        )
-
-
-def _all_tensors(data: Any) -> bool:
-    try:
-        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
-    except TypeError:
-        return False
-    return True
-
-
-def _refuse(settings: dict[str, Any]) -> None:
-    """Refuses what cannot go on in place.
-
-    Raises:
-        UsageError: there is something.
-    """
-    if dist.is_initialized() and not context().in_place:
-        raise UsageError(
-            "ranks are connected already; in place elastic.run connects them: call "
-            "fresh_accelerator() before anything that connects, or with in_place=False"
-        )
-    for variable, names in _NOT_IN_PLACE.items():
-        asked = [name for name in names if settings.get(name) is not None]
-        asked += [variable] if os.environ.get(variable, "").lower() == "true" else []
-        if asked:
-            raise UsageError(
-                f"{asked[0]} does not go on in place; call fresh_accelerator(in_place=False, …) "
-                "and let the job start again from a Checkpointer, without elastic.run"
-            )

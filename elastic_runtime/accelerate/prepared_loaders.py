@@ -59,6 +59,8 @@ class TrainingLoader:
         self._device, self._non_blocking = device, non_blocking
         self.weight, self.samples = 1.0, 0
         self.ends_step = self.end_of_dataloader = False
+        self._world = 0  # how often ranks have changed
+        self._in_step = False  # further micro-batches of the step have to come
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # while it is unpickled
@@ -69,30 +71,64 @@ class TrainingLoader:
         """Batches that are left in the epoch."""
         return len(self.sampler)
 
+    @property
+    def total_batch_size(self) -> int:
+        """Samples of all ranks in a batch."""
+        return self.sampler.batch_sizes[1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """For loops that say it: the sampler knows the epoch."""
+
+    def enter(self) -> None:
+        """Other ranks are there from now on; a step that was broken off has left nothing."""
+        self._world += 1
+        self._in_step = False
+
     def __iter__(self) -> Iterator[Any]:
-        """Begins where the last commit was.
+        """Begins where the last commit was; in another world it goes on there by itself.
 
         Raises:
-            UsageError: a commit came too early, or did not come.
+            UsageError: a commit came too early, or did not come; or an earlier iteration was left
+                in the middle of a step, whose gradients would count twice.
         """
-        sampler, gradients = self.sampler, GradientState()
-        left, commits, piece = len(sampler), sampler.commits, 0
-        self.end_of_dataloader = False
+        if self._in_step:
+            raise UsageError(
+                "an iteration over the training data was left before the last micro-batch of a "
+                "step: its samples would come again, and their gradients count twice; leave the "
+                "loop only after a step, if accelerator.sync_gradients"
+            )
+        gradients = GradientState()
         gradients._add_dataloader(self)
         try:
-            for number, batch in enumerate(self._loader, start=1):
-                if number > 1:
-                    committed = sampler.commits != commits
-                    self._check_commit(committed=committed)
-                    piece = 0 if committed else piece + 1
-                    commits = sampler.commits
-                self.weight = sampler.share_of_step(piece)
-                self.samples = sampler.samples_in_piece(piece)
-                self.ends_step = piece + 1 == sampler.pieces_in_step
-                self.end_of_dataloader = number == left
-                yield batch if self._device is None else self._placed(batch)
+            while True:
+                world = self._world
+                yield from self._in_world(world)
+                if world == self._world:
+                    return
+                gradients._remove_dataloader(self)  # accelerate has forgotten it, or will
+                gradients._add_dataloader(self)
         finally:
             gradients._remove_dataloader(self)
+
+    def _in_world(self, world: int) -> Iterator[Any]:
+        """The batches from the last commit on, as long as the ranks are the same."""
+        sampler = self.sampler
+        left, commits, piece = len(sampler), sampler.commits, 0
+        self.end_of_dataloader = False
+        for number, batch in enumerate(self._loader, start=1):
+            if number > 1:
+                if self._world != world:
+                    return
+                committed = sampler.commits != commits
+                self._check_commit(committed=committed)
+                piece = 0 if committed else piece + 1
+                commits = sampler.commits
+            self.weight = sampler.share_of_step(piece)
+            self.samples = sampler.samples_in_piece(piece)
+            self.ends_step = piece + 1 == sampler.pieces_in_step
+            self.end_of_dataloader = number == left
+            self._in_step = not self.ends_step
+            yield batch if self._device is None else self._placed(batch)
 
     def _placed(self, batch: Any) -> Any:
         return send_to_device(batch, self._device, non_blocking=self._non_blocking)
@@ -126,9 +162,9 @@ class OtherLoader:
         self._shared: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # while it is unpickled
+        if name in ("_loader", "_share_out", "_shared"):  # while it is unpickled
             raise AttributeError(name)
-        return getattr(self._loader, name)
+        return getattr(self.of_rank(), name)
 
     def enter(self) -> None:
         """Other ranks are there from now on."""
@@ -136,11 +172,15 @@ class OtherLoader:
 
     def __len__(self) -> int:
         """Batches of this rank."""
-        return len(self._of_rank())
+        return len(self.of_rank())
 
     def __iter__(self) -> Iterator[Any]:
         """Begins at the first one."""
-        return iter(self._of_rank())
+        shared = self.of_rank()
+        try:
+            yield from shared
+        finally:  # accelerate does so at the end only
+            GradientState()._remove_dataloader(shared)
 
     def gives(self, loader: object) -> bool:
         """Whether this is what accelerate has made of it.
@@ -150,7 +190,8 @@ class OtherLoader:
         """
         return loader is not None and loader is self._shared
 
-    def _of_rank(self) -> Any:
+    def of_rank(self) -> Any:
+        """What accelerate has made of it for the present ranks."""
         if self._shared is None:
             self._shared = self._share_out(self._loader)
         return self._shared

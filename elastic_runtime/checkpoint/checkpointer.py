@@ -40,6 +40,7 @@ from elastic_runtime.worker.recovery.recovery_source import (
     RecoveryKind,
     StateVersion,
 )
+from elastic_runtime.worker.state.wrappers import bare
 
 if TYPE_CHECKING:
     import os
@@ -302,8 +303,8 @@ class Checkpointer:
         Raises:
             CheckpointUsageError: a part of the state is not saved.
         """
-        kept = {id(entry) for entry in self._objects.values()}
-        missing = [name for name, part in state.parts.items() if id(part) not in kept]
+        kept = {id(bare(entry)) for entry in self._objects.values()}
+        missing = [name for name, part in state.parts.items() if id(bare(part)) not in kept]
         if missing:
             raise CheckpointUsageError(
                 f"the checkpointer does not save {', '.join(missing)} of the State; add them to "

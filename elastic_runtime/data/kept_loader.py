@@ -83,6 +83,9 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
             self._elastic_wanted = wanted
             self._begin_apart(wanted)
 
+    def finish(self) -> None:
+        """Its processes end with the program."""
+
     def __iter__(self) -> Iterator[Any]:
         """Begins at the sampler's cursor.
 

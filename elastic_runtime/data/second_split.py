@@ -1,9 +1,10 @@
-"""Refuses that accelerate shares out what a sampler of ours has shared out already.
+"""Refuses that accelerate shares out, or skips, what a sampler of ours has decided already.
 
 ``Accelerator.prepare`` gives each rank every n-th batch of a loader, or has rank 0 read for all.
 Of an ``ElasticBatchSampler`` each batch is one rank's share of a step: on two ranks half of the
-samples would never come, and nothing would show it. Nothing of accelerate is imported or changed
-for this: it shows in who asks the sampler for its batches.
+samples would never come, and nothing would show it. And ``skip_first_batches`` would leave out
+what is still to come, as a sampler of ours begins where the job is. Nothing of accelerate is
+imported or changed for this: it shows in who asks the sampler for its batches.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 _ACCELERATE = "accelerate.data_loader"
 # From the sampler through torch's loader to accelerate's there are six calls.
 _CALLS = 12
+_SKIP = ("SkipBatchSampler", "SkipDataLoader")
+SKIPS = (
+    "skip_first_batches on a loader with an ElasticBatchSampler: the sampler begins where the job "
+    "is, and samples would be left out; iterate over the loader itself"
+)
 
 
 def refuse_second_split() -> None:
@@ -34,7 +40,10 @@ def refuse_second_split() -> None:
         if frame is None:
             return
         if frame.f_globals.get("__name__") == _ACCELERATE:
-            ranks = _splits_for(frame.f_locals.get("self"))
+            owner: Any = frame.f_locals.get("self")
+            if type(owner).__name__ in _SKIP and owner.skip_batches:
+                raise UsageError(SKIPS)
+            ranks = _splits_for(owner)
             if ranks > 1:
                 raise UsageError(
                     f"Accelerator.prepare() would split this loader over {ranks} ranks, and its "

@@ -31,6 +31,9 @@ class InBreaks(Protocol):
             world: how many ranks it has.
         """
 
+    def finish(self) -> None:
+        """No further round follows: no ranks are connected any more."""
+
 
 _all: weakref.WeakSet[InBreaks] = weakref.WeakSet()
 
@@ -50,3 +53,9 @@ def end_break(rank: int, world: int) -> None:
     """The next round is known; to be called again if the state of this process has changed."""
     for what in list(_all):
         what.prepare(rank, world)
+
+
+def end_breaks() -> None:
+    """``elastic.run`` is over."""
+    for what in list(_all):
+        what.finish()

@@ -54,7 +54,7 @@ from elastic_runtime.worker.recovery import error_classification, thread_inspect
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
-from elastic_runtime.worker.round_breaks import begin_break, end_break
+from elastic_runtime.worker.round_breaks import begin_break, end_break, end_breaks
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.train_signature import check_signature
@@ -116,8 +116,8 @@ def train_in_place(
         )
     if dist.is_available() and dist.is_initialized():
         raise UsageError(
-            "init_process_group() was called before elastic.run, which makes the process "
-            "group itself, and again after each change: remove the call"
+            "init_process_group() was called before elastic.run, which makes the process group "
+            "itself, and again after each change: remove the call, or what makes it (Accelerator())"
         )
     _ran = True
     torch_private.keep_versions_in_ddp()
@@ -134,6 +134,7 @@ def train_in_place(
         raise
     finally:
         loop.end()
+        end_breaks()
         if saver is not None:
             saver.detach()
 

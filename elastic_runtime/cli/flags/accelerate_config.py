@@ -7,6 +7,7 @@ accelerate's own launcher sets.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,11 +70,9 @@ _IN_LOWER_CASE = (
     "activation_checkpointing_offload",
 )
 _OTHER_NAMES = {"transformer_layer_cls_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
-# What elastic-run decides in its own way, and by which option.
-_ELASTIC = {
-    "main_process_ip": "--rdzv-endpoint",
-    "main_process_port": "--rdzv-endpoint",
-}
+_KEY = re.compile(r"\w{1,80}", re.ASCII)
+_MOST_NAMED = 5
+_PLACES = ("main_process_ip", "main_process_port")
 _WITHOUT_EFFECT = (
     *("deepspeed_config", "megatron_lm_config", "mpirun_config", "parallelism_config"),
     *("tpu_name", "tpu_zone", "tpu_env", "tpu_vm", "tpu_use_cluster", "tpu_use_sudo"),
@@ -87,12 +86,13 @@ _KNOWN = (
 )
 
 
-def accelerate_settings(config: Config, workers: int) -> AccelerateSettings:
+def accelerate_settings(config: Config, workers: int, nodes: range) -> AccelerateSettings:
     """What a configuration means for the workers.
 
     Args:
         config: as ``accelerate config`` writes it.
         workers: how many each node has.
+        nodes: how many nodes there may be.
 
     Raises:
         UsageError: it is for something that elastic-run does not start.
@@ -102,7 +102,9 @@ def accelerate_settings(config: Config, workers: int) -> AccelerateSettings:
             f"compute_environment {config['compute_environment']} is not started by elastic-run; "
             "LOCAL_MACHINE is"
         )
-    kind = str(config.get("distributed_type", "NO"))
+    kind = str(config.get("distributed_type") or "NO").upper()
+    if kind not in ("NO", "FSDP", *_REFUSED) and not kind.startswith("MULTI_"):
+        raise UsageError(f"distributed_type {kind:.40} is not known")
     if kind in _REFUSED:
         raise UsageError(
             f"distributed_type {kind}: elastic-run does not set up {_REFUSED[kind]}; leave "
@@ -111,21 +113,27 @@ def accelerate_settings(config: Config, workers: int) -> AccelerateSettings:
     environ = {**_precision(config), **_dynamo(config), **_machine(config)}
     if kind == "FSDP":
         environ |= {"ACCELERATE_USE_FSDP": "true", **_fsdp(_section(config, "fsdp_config"))}
-    return AccelerateSettings(environ, list(_notes(config, workers)))
+    for name, value in environ.items():
+        if not value.isprintable():
+            raise UsageError(f"{name} would be {value!r:.40}, which is no value of a variable")
+    return AccelerateSettings(environ, list(_notes(config, workers, nodes)))
 
 
 def _section(config: Config, name: str) -> Config:
     found = config.get(name) or {}
     if not isinstance(found, Mapping):
-        raise UsageError(f"{name} is {found!r:.40}, and must be a mapping")
+        raise UsageError(f"{name} is {found!r:.40}, and must have settings by name")
+    for key in found:
+        if not _KEY.fullmatch(str(key)):
+            raise UsageError(f"{name}: {key!r:.40} is no name of a setting")
     return found
 
 
 def _precision(config: Config) -> dict[str, str]:
-    old = "fp16" if config.get("fp16") else "no"
+    old = "fp16" if _switch(config, "fp16") else "no"
     precision = str(config.get("mixed_precision") or old).lower()
     if precision not in ("no", "fp16", "bf16", "fp8"):
-        raise UsageError(f"mixed_precision {precision}: no, fp16, bf16 and fp8 are there")
+        raise UsageError(f"mixed_precision {precision}: choose one of no, fp16, bf16 and fp8")
     environ = {"ACCELERATE_MIXED_PRECISION": precision}
     if precision == "fp8":
         for key, value in _section(config, "fp8_config").items():
@@ -139,23 +147,49 @@ def _dynamo(config: Config) -> dict[str, str]:
     section = {**_section(config, "dynamo_config")}
     if "dynamo_backend" in config:  # as older versions wrote it
         section.setdefault("backend", config["dynamo_backend"])
-    said = {key.removeprefix("dynamo_"): str(value) for key, value in section.items()}
+    said = {k.removeprefix("dynamo_"): str(v) for k, v in section.items() if v is not None}
     values = {**_DYNAMO, **said}
-    values["backend"] = values["backend"].upper()
+    # An unquoted NO is false in YAML.
+    values["backend"] = values["backend"].upper().replace("FALSE", "NO")
     return {f"ACCELERATE_DYNAMO_{key.upper()}": value for key, value in values.items()}
 
 
 def _machine(config: Config) -> dict[str, str]:
     environ = {}
-    if config.get("use_cpu"):
+    if _switch(config, "use_cpu"):
         environ["ACCELERATE_USE_CPU"] = "true"
-    if config.get("debug"):
+    if _switch(config, "debug"):
         environ["ACCELERATE_DEBUG_MODE"] = "true"
-    if config.get("enable_cpu_affinity"):
+    if _switch(config, "enable_cpu_affinity"):
         environ["ACCELERATE_CPU_AFFINITY"] = "1"
-    if config.get("gpu_ids") not in (None, "all"):
-        environ["CUDA_VISIBLE_DEVICES"] = str(config["gpu_ids"])
+    if config.get("gpu_ids") not in (None, "", "all"):
+        environ["CUDA_VISIBLE_DEVICES"] = _devices(config["gpu_ids"])
     return environ
+
+
+def _switch(config: Config, name: str) -> bool:
+    word = str(config.get(name) or "no").lower()
+    if word not in ("true", "yes", "false", "no"):
+        raise UsageError(f"{name} is {word!r:.40}, and must be true or false")
+    return word in ("true", "yes")
+
+
+def _devices(given: Any) -> str:
+    listed = given if isinstance(given, list) else str(given).split(",")
+    numbers = [str(one).strip() for one in listed]
+    if not all(number.isdigit() for number in numbers):
+        raise UsageError(f"gpu_ids is {given!r:.40}, and must be all, or numbers such as 0,1")
+    return ",".join(numbers)
+
+
+def _count(config: Config, name: str) -> int:
+    """A number of processes or machines; 0 if there is none."""
+    given = config.get(name)
+    if given is None or given == -1:  # so it is written if a scheduler is to say it
+        return 0
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise UsageError(f"{name} is {given!r:.40}, and must be a number")
+    return given
 
 
 def _fsdp(section: Config) -> dict[str, str]:
@@ -170,21 +204,25 @@ def _fsdp(section: Config) -> dict[str, str]:
     }
 
 
-def _notes(config: Config, workers: int) -> Iterator[str]:
-    processes, machines = config.get("num_processes"), config.get("num_machines") or 1
-    if isinstance(processes, int) and processes > 0 and isinstance(machines, int):
-        each = max(1, processes // machines)
-        if each != workers:
-            yield f"num_processes {processes} has no effect: --nproc-per-node {each} would be it"
-    for key, option in _ELASTIC.items():
-        if config.get(key) is not None:
-            yield f"{key} has no effect: {option} says where nodes meet"
-            break
+def _notes(config: Config, workers: int, nodes: range) -> Iterator[str]:
+    processes, machines = _count(config, "num_processes"), _count(config, "num_machines")
+    each = max(1, processes // (machines or 1))
+    if processes and each != workers:
+        yield f"num_processes {processes} has no effect: --nproc-per-node {each} would be it"
+    if machines and machines not in nodes:
+        yield f"num_machines {machines} has no effect: --min and --max say how many nodes train"
+    if places := [key for key in _PLACES if config.get(key) is not None]:
+        yield f"{' and '.join(places)}: no effect, --rdzv-endpoint says where nodes meet"
     for key in _WITHOUT_EFFECT:
         if config.get(key):
             yield f"{key} has no effect: elastic-run does not pass it on"
     if str(config.get("downcast_bf16", "no")).lower() not in ("no", "false"):
         yield "downcast_bf16 has no effect: it is for TPUs"
-    known = (*_KNOWN, *_ELASTIC, *_WITHOUT_EFFECT)
-    if unknown := [key for key in config if key not in known]:
-        yield f"not known, and without effect: {', '.join(map(str, unknown))}"
+    known = (*_KNOWN, *_PLACES, *_WITHOUT_EFFECT)
+    if unknown := [f"{key!s:.40}".split() for key in config if key not in known]:
+        more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+        named = ", ".join(" ".join(words) for words in unknown[:_MOST_NAMED])
+        yield f"not known, and without effect: {named}{more}"
+    fsdp = [key.removeprefix("fsdp_") for key in _section(config, "fsdp_config")]
+    if unknown_there := [key for key in fsdp if key not in _FSDP][:_MOST_NAMED]:
+        yield f"fsdp_config: not known here, and passed on: {', '.join(unknown_there)}"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.cli.flags.accelerate_config import AccelerateSettings
     from elastic_runtime.cli.flags.setting_sources import Setting
+    from elastic_runtime.config import JobConfig
 
 DEFAULT, NONE = "default", "none"
 # Bytes; such a file has some hundred.
@@ -24,13 +25,13 @@ _USES_IT = re.compile(
 
 
 def read_accelerate_file(
-    given: Setting, workers: int, environ: Mapping[str, str]
+    given: Setting, config: JobConfig, environ: Mapping[str, str]
 ) -> AccelerateSettings | None:
     """What the option asks for.
 
     Args:
         given: the option.
-        workers: how many each node has.
+        config: of the node.
         environ: says where accelerate keeps its own file.
 
     Returns:
@@ -43,7 +44,8 @@ def read_accelerate_file(
         return None
     path = default_path(environ) if given.value == DEFAULT else Path(given.value)
     try:
-        return accelerate_settings(_read(path), workers)
+        nodes = range(config.min_nodes, config.max_nodes + 1)
+        return accelerate_settings(_read(path), config.workers, nodes)
     except UsageError as error:
         where = f"{given} ({path})" if given.value == DEFAULT else str(given)
         raise UsageError(f"{where}: {error}") from None
@@ -83,11 +85,14 @@ def _uses_accelerate(script: str) -> bool:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise UsageError("it is no file")
     try:
         with path.open("rb") as file:
             text = file.read(_LARGEST_FILE + 1)
     except OSError as error:
-        raise UsageError(f"it cannot be read: {error.strerror}") from None
+        why = f"it cannot be read: {error.strerror}; accelerate config writes such a file"
+        raise UsageError(why) from None
     if len(text) > _LARGEST_FILE:
         raise UsageError("it is too large for a file of settings")
     try:
@@ -98,8 +103,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         ) from None
     try:
         found = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    # Dates and numbers that cannot be, and too many brackets, are other errors than YAML's.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"it is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
-        raise UsageError("it has no settings; accelerate config writes such a file")
+        raise UsageError("it has no settings by name; accelerate config writes such a file")
     return found

@@ -134,7 +134,7 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
         return _hand_over(line, settings, job)
     check_with_torch(settings, job.config)
     asked = settings.of("accelerate_config")
-    accelerate = read_accelerate_file(asked, job.config.workers, os.environ)
+    accelerate = read_accelerate_file(asked, job.config, os.environ)
     if accelerate is not None:
         os.environ.update(accelerate.environ)  # of the workers, too
     if job.config.log_file:

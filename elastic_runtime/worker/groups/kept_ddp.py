@@ -78,7 +78,9 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
             self._set_up()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the model's."""
+        """As the model's; after ``elastic.run`` the model itself, as no other ranks are there."""
+        if context().was_in_place and not dist.is_initialized():
+            return self.module(*inputs, **named)
         self._set_up()
         return super().forward(*inputs, **named)
 
@@ -118,8 +120,9 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
     def _set_up(self) -> None:
         if not dist.is_initialized():
             raise UsageError(
-                "what elastic.ddp has wrapped can be used inside of train(world) only: outside of "
-                "it there are no other ranks; use the model itself there"
+                "what elastic.ddp or fresh_accelerator().prepare has wrapped can be used inside of "
+                "train(world) only, as no other ranks are connected before elastic.run(train, "
+                "state); move the loop there, or use the model itself, which is its .module"
             )
         now = context().round
         same_group = "process_group" in self._elastic_options or (

@@ -29,3 +29,12 @@ def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimiz
             break
         optimizer = inner
     return optimizer
+
+
+def bare(value: object) -> object:
+    """A module or an optimizer without its wrappers; anything else as it is."""
+    if isinstance(value, torch.nn.Module):
+        return unwrapped(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return unwrapped_optimizer(value)
+    return value

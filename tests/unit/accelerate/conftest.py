@@ -9,6 +9,7 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
 
 from elastic_runtime.accelerate import elastic_accelerator
+from elastic_runtime.worker.context import context
 from elastic_runtime.worker.round_breaks import end_break
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(elastic_accelerator, "_made", None)
     monkeypatch.setattr(elastic_accelerator, "_settings", {})
     yield
+    context().in_place = context().was_in_place = False
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 

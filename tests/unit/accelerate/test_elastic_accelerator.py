@@ -1,4 +1,4 @@
-"""``fresh_accelerator``: what it prepares is kept, and what it refuses."""
+"""``fresh_accelerator``: what it prepares is kept, and counts as it does for one worker."""
 
 from __future__ import annotations
 
@@ -9,30 +9,22 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.tracking import GeneralTracker
-from accelerate.utils import DDPCommunicationHookType, ProjectConfiguration
+from accelerate.utils import ProjectConfiguration
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-import elastic_runtime as elastic
-from elastic_runtime.accelerate import ElasticAccelerator, fresh_accelerator
+from elastic_runtime.accelerate import fresh_accelerator
 from elastic_runtime.accelerate.prepared_loaders import TrainingLoader
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.context import context
 from elastic_runtime.worker.groups.kept_ddp import KeptDDP
-from elastic_runtime.worker.round_breaks import end_break
+from elastic_runtime.worker.round_breaks import end_break, end_breaks
+from tests.unit.accelerate.small_parts import DATA, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Connect = Callable[[], None]
-
-DATA = torch.linspace(-1, 1, 20)[:, None]
-
-
-def parts(batch: int = 8, micro: int | None = None) -> tuple[Any, Any, Any, Any]:
-    model = nn.Linear(1, 1)
-    optim = torch.optim.SGD(model.parameters(), lr=0.1)
-    sampler = elastic.ElasticBatchSampler(DATA, batch, micro_batch_size=micro)
-    return model, optim, sampler, elastic.loader(DATA, sampler)
 
 
 def test_each_call_gives_the_same() -> None:
@@ -57,20 +49,6 @@ def test_what_was_prepared_is_given_again() -> None:
     assert isinstance(made[0], KeptDDP) and isinstance(made[3], TrainingLoader)
     assert len(accelerator._models) == len(accelerator._dataloaders) == 1
     assert accelerator.unwrap_model(made[0]) is model
-
-
-def test_it_knows_the_ranks_of_each_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    accelerator = fresh_accelerator()
-    assert (accelerator.num_processes, accelerator.process_index) == (1, 1)
-    assert not accelerator.is_main_process  # another one is, which trains perhaps
-    held = accelerator.prepare(DataLoader(DATA, batch_size=5))
-    for rank, world, batches in ((1, 2, 2), (0, 1, 4)):
-        end_break(rank, world)
-        assert (accelerator.process_index, accelerator.num_processes) == (rank, world)
-        assert len(held) == batches
-    assert len(accelerator._dataloaders) == 1
 
 
 def test_a_schedule_steps_once_a_step_in_any_world() -> None:
@@ -114,73 +92,6 @@ def test_settings_for_accumulation_follow_from_the_sampler() -> None:
     accelerator = fresh_accelerator()
     accelerator.prepare(loader)
     assert accelerator.gradient_accumulation_steps == 4
-
-
-def test_other_settings_for_accumulation_are_refused() -> None:
-    _, _, _, loader = parts(batch=8)
-    accelerator = fresh_accelerator(gradient_accumulation_steps=4)
-    with pytest.raises(UsageError, match=r"batch_size=32, micro_batch_size=8"):
-        accelerator.prepare(loader)
-
-
-class Stream(IterableDataset[Any]):  # type: ignore[misc]
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
-@pytest.mark.parametrize(
-    ("loader", "why"),
-    [
-        (DataLoader(DATA, batch_size=4, shuffle=True), "RandomSampler, which cannot go on"),
-        (DataLoader(Stream()), "samples have no numbers"),
-    ],
-)
-def test_loaders_without_a_position_are_refused(loader: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        fresh_accelerator().prepare(loader)
-
-
-def test_nothing_is_trained_from_a_loader_for_evaluations(connect: Connect) -> None:
-    model, optim, _, _ = parts()
-    accelerator = fresh_accelerator()
-    connect()
-    parallel, _, held = accelerator.prepare(model, optim, DataLoader(DATA, batch_size=5))
-    with pytest.raises(UsageError, match="nobody knows which of them have counted"):
-        for inputs in held:
-            accelerator.backward(parallel(inputs).mean())
-
-
-@pytest.mark.parametrize(
-    ("settings", "environ"),
-    [
-        ({"fsdp_plugin": object()}, {}),
-        ({"deepspeed_plugin": object()}, {}),
-        ({"parallelism_config": object()}, {}),
-        ({}, {"ACCELERATE_USE_FSDP": "true"}),
-        ({}, {"ACCELERATE_USE_MEGATRON_LM": "True"}),
-    ],
-)
-def test_what_does_not_go_on_in_place_is_refused(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], environ: dict[str, str]
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    named = (*settings, *environ)[0]
-    with pytest.raises(UsageError, match=f"{named} does not go on in place"):
-        fresh_accelerator(**settings)
-
-
-def test_ranks_that_are_connected_already_are_refused(connect: Connect) -> None:
-    connect()
-    with pytest.raises(UsageError, match="ranks are connected already"):
-        ElasticAccelerator(in_place=True)
-
-
-def test_a_communication_hook_is_refused() -> None:
-    hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
-    model, _, _, _ = parts()
-    with pytest.raises(UsageError, match="belongs to the ranks of one world"):
-        fresh_accelerator(kwargs_handlers=[hook]).prepare(model)
 
 
 def test_settings_of_ddp_reach_it() -> None:
@@ -239,18 +150,60 @@ def test_a_tracker_is_made_by_who_logs_as_rank_0(tmp_path: Any, connect: Connect
     assert tracker.lines == [{"lr": 1}, (2, {"loss": 2}), (3, {"loss": 1}), "finished"]
 
 
-def test_metrics_of_training_data_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Three ranks of one process: each gathers what the first one gives.
-    _, _, sampler, loader = parts(batch=8)
+def test_a_final_word_is_logged_by_rank_0(tmp_path: Any, connect: Connect) -> None:
+    tracker = Remembering()
+    where = ProjectConfiguration(project_dir=str(tmp_path))
+    accelerator = fresh_accelerator(log_with=tracker, project_config=where)
+    accelerator.init_trackers("project")
+    accelerator.log({"early": 1})
+    connect()
+    dist.destroy_process_group()
+    with context().running_in_place():
+        pass
+    end_breaks()
+    accelerator.log({"accuracy": 1})
+    assert tracker.lines == [(None, {"accuracy": 1})]
+
+
+def test_what_accelerate_counts_is_no_other_setting(tmp_path: Any) -> None:
+    def settings() -> ProjectConfiguration:
+        return ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True)
+
+    accelerator = fresh_accelerator(project_config=settings())
+    accelerator.save_state()
+    assert fresh_accelerator(project_config=settings()) is accelerator
+    with pytest.raises(UsageError, match="with other settings"):
+        fresh_accelerator(in_place=False)
+
+
+def test_the_order_of_loaders_decides_nothing() -> None:
     accelerator = fresh_accelerator()
-    batches = accelerator.prepare(loader)
-    end_break(0, 3)
-    sampler._place = (0, 3)
-    monkeypatch.setattr(
-        ElasticAccelerator, "gather", lambda self, tensor: torch.cat([tensor, tensor, tensor])
-    )
-    for inputs in batches:
-        assert len(inputs) == 3  # of 8, the others have 3 and 2
-        gathered = accelerator.gather_for_metrics({"in": inputs})["in"]
-        assert gathered[:, 0].tolist() == [*inputs[:, 0].tolist()] * 2 + inputs[:2, 0].tolist()
+    for micro in (None, 2, None):
+        accelerator.prepare(parts(batch=8, micro=micro)[3])
+
+
+def test_an_evaluation_that_is_left_early_is_over(connect: Connect) -> None:
+    accelerator = fresh_accelerator()
+    connect()
+    training, held = accelerator.prepare(parts()[3], DataLoader(DATA, batch_size=5))
+    for _ in training:
+        for _ in held:
+            break
+        accelerator.backward(torch.ones((), requires_grad=True))
         break
+    assert accelerator.gradient_state.active_dataloader is None
+
+
+def test_nothing_is_skipped_of_training_data_and_of_others_a_ranks_own(connect: Connect) -> None:
+    accelerator = fresh_accelerator()
+    connect()
+    training, held = accelerator.prepare(parts()[3], DataLoader(DATA, batch_size=5))
+    with pytest.raises(UsageError, match="begins where the job is"):
+        accelerator.skip_first_batches(training, 1)
+    assert len(list(accelerator.skip_first_batches(held, 1))) == 3
+
+
+def test_device_placement_of_another_length_is_accelerates_to_refuse() -> None:
+    model, optim, _, loader = parts()
+    with pytest.raises(ValueError, match="device_placement"):
+        fresh_accelerator().prepare(model, optim, loader, device_placement=[True])

@@ -103,3 +103,41 @@ def test_other_data_are_shared_out_once_for_each_world() -> None:
     assert loader.gives(made[0]) and not loader.gives([1, 2, 3]) and not loader.gives(None)
     loader.enter()
     assert (list(loader), len(made)) == ([2, 3], 2)
+
+
+def test_an_iteration_that_was_left_in_a_step_is_not_begun_again() -> None:
+    loader, sampler = loader_of(batch=8, micro=4)
+    for _batch in loader:
+        break
+    with pytest.raises(UsageError, match="before the last micro-batch of a step"):
+        next(iter(loader))
+    loader.enter()  # its step was broken off with the world
+    for _batch in loader:
+        if loader.ends_step:
+            sampler.commit()
+            break
+    assert len(next(iter(loader))) == 4
+
+
+def test_an_iterator_that_is_kept_goes_on_in_another_world() -> None:
+    loader, sampler = loader_of(batch=6)
+    kept = iter(loader)
+    first = next(kept)
+    sampler._place = (0, 2)
+    loader.enter()
+    again = next(kept)  # the step was not committed
+    assert again.tolist() == first.tolist()[:3]
+    sampler.commit()
+    sampler._place = (0, 1)
+    loader.enter()
+    rest = []
+    for batch in kept:
+        rest += batch.tolist()
+        sampler.commit()
+    assert sorted([*first.tolist(), *rest]) == DATA.tolist()
+
+
+def test_loops_may_say_the_epoch() -> None:
+    loader, _ = loader_of(batch=8, micro=4)
+    loader.set_epoch(3)
+    assert loader.total_batch_size == 4

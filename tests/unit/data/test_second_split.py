@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.utils.data import DataLoader
 
 import elastic_runtime as elastic
@@ -40,6 +40,8 @@ def prepared(ranks: int, workers: int = 0, **options: Any) -> Any:
     )
 
 
+# Of torch's iterator, which ends before it was made.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_a_second_split_is_refused(two_ranks: None, dispatch: bool, workers: int) -> None:
@@ -57,3 +59,11 @@ def test_other_loaders_may_be_split(two_ranks: None) -> None:
         DataLoader(DATA, batch_size=4), torch.device("cpu"), num_processes=2, process_index=0
     )
     assert sum(len(batch) for batch in loader) == len(DATA) // 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_not_skipped(two_ranks: None, workers: int) -> None:
+    loader = prepared(1, workers)
+    with pytest.raises(UsageError, match="the sampler begins where the job is"):
+        next(iter(skip_first_batches(loader, 2)))
+    assert len(next(iter(skip_first_batches(loader, 0)))) == 8

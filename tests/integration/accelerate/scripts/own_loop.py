@@ -151,6 +151,8 @@ def train_in_place(learning: Learning) -> None:
                 indices += index.tolist()
                 together = accelerator.gather_for_metrics(index)
                 assert len(together) == learning.loader.samples
+                # Of other ranks' samples some may come twice.
+                assert {*accelerator.gather(index).tolist()} == {*together.tolist()}
                 learning.step(world, inputs, targets, state.step + 1)
                 if accelerator.sync_gradients:
                     commit(world, indices)

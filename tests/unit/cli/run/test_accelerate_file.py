@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from elastic_runtime.cli.flags.setting_sources import Setting
     from tests.unit.cli.conftest import SettingsOf
 
+CONFIG: Any = SimpleNamespace(workers=1, min_nodes=1, max_nodes=1)
 TEXT = "distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 1\n"
 
 
@@ -24,14 +27,14 @@ def asked(settings_of: SettingsOf, what: str) -> Setting:
 
 def test_nothing_is_read_unless_it_is_asked_for(settings_of: SettingsOf) -> None:
     for what in ("", "none"):
-        assert read_accelerate_file(asked(settings_of, what), 1, {}) is None
+        assert read_accelerate_file(asked(settings_of, what), CONFIG, {}) is None
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
 def test_a_file_that_is_named(settings_of: SettingsOf, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"c.{suffix}"
     path.write_text(TEXT if suffix == "yaml" else '{"mixed_precision": "bf16"}')
-    found = read_accelerate_file(asked(settings_of, str(path)), 1, {})
+    found = read_accelerate_file(asked(settings_of, str(path)), CONFIG, {})
     assert found is not None and found.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert not found.notes
 
@@ -52,7 +55,7 @@ def test_the_file_of_the_user(
     assert default_path(environ) == where / "default_config.yaml"
     where.mkdir(parents=True)
     default_path(environ).write_text(TEXT)
-    assert read_accelerate_file(asked(settings_of, "default"), 1, environ)
+    assert read_accelerate_file(asked(settings_of, "default"), CONFIG, environ)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,8 @@ def test_the_file_of_the_user(
         ("- 1", "it has no settings"),
         ("x" * (1 << 21), "too large"),
         ("distributed_type: DEEPSPEED", "does not set up DeepSpeed"),
+        ("a: 2020-13-45", "it is no YAML"),
+        ("[" * 5000, "it is no YAML"),
         ("!!python/object/apply:os.system ['true']", "it is no YAML"),
     ],
 )
@@ -74,7 +79,13 @@ def test_bad_files_are_named(
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=rf"--accelerate-config=\S*c\.yaml: .*{why}"):
-        read_accelerate_file(asked(settings_of, str(path)), 1, {})
+        read_accelerate_file(asked(settings_of, str(path)), CONFIG, {})
+
+
+def test_a_pipe_is_not_waited_for(settings_of: SettingsOf, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="it is no file"):
+        read_accelerate_file(asked(settings_of, str(tmp_path / "pipe")), CONFIG, {})
 
 
 @pytest.mark.parametrize(

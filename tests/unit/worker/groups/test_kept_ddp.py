@@ -100,6 +100,13 @@ def test_a_wrapper_that_is_used_outside_of_train_says_so() -> None:
             copy(wrapped)
 
 
+def test_after_the_run_it_is_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(1, 1)
+    wrapped = elastic.ddp(model)
+    monkeypatch.setattr(context(), "was_in_place", True)
+    assert wrapped(torch.ones(1, 1)).item() == model(torch.ones(1, 1)).item()
+
+
 def test_what_cannot_be_set_up_twice_is_refused() -> None:
     model = torch.nn.Linear(1, 1)
     with pytest.raises(UsageError, match="mixed_precision"):

@@ -9,7 +9,7 @@ from torch import nn
 
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.training_state import State
-from elastic_runtime.worker.state.wrappers import unwrapped_optimizer
+from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
 from tests.unit.worker.state.small_job import has_status
 
 
@@ -39,3 +39,5 @@ def test_an_optimizer_that_only_passes_steps_on_is_seen_through() -> None:
     model(torch.ones(1, 2)).sum().backward()
     Passing(inner).step()
     assert has_status(state, 1, MemoryCondition.DIRTY)
+    compiled = torch.compile(model, backend="eager")
+    assert bare(compiled) is model and bare(Passing(inner)) is inner and bare(3) == 3
