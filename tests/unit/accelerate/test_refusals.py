@@ -33,16 +33,12 @@ class Stream(IterableDataset[Any]):  # type: ignore[misc]
         return iter(range(3))
 
 
-@pytest.mark.parametrize(
-    ("loader", "why"),
-    [
-        (DataLoader(DATA, batch_size=4, shuffle=True), "RandomSampler, which cannot go on"),
-        (DataLoader(Stream()), "samples have no numbers"),
-    ],
-)
-def test_loaders_without_a_position_are_refused(loader: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        fresh_accelerator().prepare(loader)
+def test_loaders_without_a_position_are_refused() -> None:
+    accelerator = fresh_accelerator()
+    with pytest.raises(UsageError, match="RandomSampler, which cannot go on"):
+        accelerator.prepare(DataLoader(DATA, batch_size=4, shuffle=True))
+    with pytest.raises(UsageError, match="samples have no numbers"):
+        accelerator.prepare(DataLoader(Stream()))
 
 
 def test_nothing_is_trained_from_a_loader_for_evaluations(connect: Connect) -> None:

@@ -88,7 +88,8 @@ def test_one_wrapper_averages_over_whichever_ranks_there_are(
     assert [row[3] for row in found] == [early] * 3
 
 
-def test_a_wrapper_that_is_used_outside_of_train_says_so() -> None:
+def test_a_wrapper_that_is_used_before_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context(), "was_in_place", False)
     wrapped = elastic.ddp(torch.nn.Linear(1, 1))
     assert isinstance(wrapped, DistributedDataParallel)
     assert [name for name, _ in wrapped.named_parameters()] == ["module.weight", "module.bias"]
