@@ -59,7 +59,9 @@ def test_without_one_the_checkpoint_serves_and_an_event_says_why(tmp_path: Path)
     with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="saved") as job:
         step, number = _break_between_optimizers(job)
         loaded = job.event("state.loaded")
-        assert loaded["step"] == step - step % 10
+        # On a busy machine the save of the tenth step may not be whole yet.
+        saved = [e for e in job.events("checkpoint.saved") if e["timestamp"] < loaded["timestamp"]]
+        assert loaded["step"] == max(e["step"] for e in saved)
         assert f"no rank is clean at step {step}" in loaded["reason"]
         job.ranks(2, after=number)
         job.enough()
