@@ -473,16 +473,15 @@ class InPlaceCluster(Fleet):
         assert self.step >= steps, self.story()
         ended = forsaken(self.nodes, self.histories)
         print(f"left waiting for who had gone: {len(ended)}")
-        # One fault in a hundred, on a busy machine one in ten.
-        assert len(ended) <= 3 + self.faults // 10, (ended, self.story())
+        assert len(ended) <= self.may_be_forsaken, (ended, self.story())
         strikes = [*self.strikes, *ended]
         found = broken_rules(self.histories, strikes, self.checkpoints, tells=self._tells)
         assert not found, "\n".join([*found[:10], self.story()])
 
     @property
-    def faults(self) -> int:
-        """How many there were."""
-        return len(self.struck)
+    def may_be_forsaken(self) -> int:
+        """One fault in a hundred, more on a busy machine: sixty faults meet two now and then."""
+        return 2 + len(self.struck) // 30
 
     def stalls(self) -> dict[str, list[float]]:
         """By kind: for how long no step was committed, at each fault, in seconds."""

@@ -115,9 +115,9 @@ class InPlaceJob(Partitioned, InPlaceCluster):
         super().__init__(directory, network, bounds=bounds, options=own, shadow=True)  # type: ignore[arg-type]
 
     @property
-    def faults(self) -> int:
-        """How many cuts there were."""
-        return len(self.spells)
+    def may_be_forsaken(self) -> int:
+        """A cut that resets connections does it on a busy machine once in ten."""
+        return 2 + len(self.spells) // 5
 
     def made(self) -> list[Made]:
         """All commits."""
