@@ -17,6 +17,7 @@ from elastic_runtime.checkpoint.entries.per_rank_values import (
     owned_by_rank,
     take_from_others,
 )
+from elastic_runtime.checkpoint.entries.pieces import InPieces
 from elastic_runtime.checkpoint.entries.plain_values import check_plain
 from elastic_runtime.checkpoint.entries.tensor_memory import local_tensor
 from elastic_runtime.checkpoint.format.stored_items import Stored, StoredTensor
@@ -260,6 +261,36 @@ class _PerRankEntry:
         return int(found[1]) if found else 0
 
 
+class _PiecesEntry:
+    """What all ranks hold together, under one key for each piece."""
+
+    def __init__(self, name: str, owner: InPieces) -> None:
+        self._owner = owner
+        self._name = name
+        self._prefix = f"{name}.piece-"
+        self._is_saved = False  # the checkpoint has pieces, of which this rank may need none
+
+    def state(self, rank: int) -> State:
+        return {self._prefix + name: value for name, value in self._owner.own_pieces().items()}
+
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
+        saved = [k.removeprefix(self._prefix) for k in stored if k.startswith(self._prefix)]
+        self._is_saved = bool(saved)
+        if not saved:
+            return {self._name: None}  # which the checkpoint lacks
+        needed = set(self._owner.needed_pieces(saved))
+        return {
+            (key := self._prefix + name): _fresh(stored[key]) if name in needed else NOT_NEEDED
+            for name in saved
+        }
+
+    def restore(self, loaded: State, place: RankPosition) -> bool:
+        if self._is_saved:
+            pieces = {key.removeprefix(self._prefix): value for key, value in loaded.items()}
+            self._owner.take_pieces(pieces)
+        return self._is_saved
+
+
 def _shared(flat: State, rank: int) -> State:
     """What a rank contributes of values that all ranks have: rank 0's count if they are no tensors.
 
@@ -313,6 +344,8 @@ def saved_entry(
         if isinstance(value, PerRank):
             check_plain(name, owner.own_state())
         return _PerRankEntry(name, owner)
+    if isinstance(value, InPieces):
+        return _PiecesEntry(name, value)
     if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
         return _StatefulEntry(name, value)
     check_plain(name, value)

@@ -1,0 +1,148 @@
+"""A checkpoint manager of torchtitan's that saves with our ``Checkpointer``.
+
+torchtitan calls ``save`` after each step, and each call is a step of the checkpointer: there all
+ranks agree on a save, take a snapshot, or leave. Our checkpoints are in ``elastic`` below
+torchtitan's own folder, which is read when there is none of ours, and gets what is exported.
+"""
+
+# No ``from __future__ import annotations``: what reads the command line looks at the types.
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchtitan.components.checkpointer.base import DATALOADER
+from torchtitan.components.checkpointer.dcp import CheckpointManager
+from torchtitan.tools import filesystem
+from torchtitan.tools.logging import logger
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.save_interval import parse_every
+from elastic_runtime.errors import UsageError
+from elastic_runtime.torchtitan.elastic_dataloader import ElasticDataLoader
+from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin
+from elastic_runtime.torchtitan.model_parts import ModelParts
+from elastic_runtime.torchtitan.train_progress import TrainProgress
+
+FOLDER = "elastic"
+
+
+class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torchtitan: no types
+    """Saves while training goes on, resumes in a world of any size, and leaves when asked to."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):  # type: ignore[misc]
+        """What is different from torchtitan's own; ``async_mode`` has no effect."""
+
+        enable: bool = True
+        """Whether to save and to resume; without it a fault costs all steps."""
+
+        every: str = ""
+        """How often to save: "5m", "500 steps", or both, "500 steps, 5m", whichever comes first.
+        Left out: every `interval` steps."""
+
+        snapshot_every: str = "30s"
+        """How often to take a snapshot into the memory of the nodes, from which a job goes on
+        after a fault if it is newer than the last save; "" for none."""
+
+        keep_every: str = ""
+        """Which older checkpoints are never deleted: "1000 steps", "6h", or both. Of the others
+        the newest `keep_latest_k` are kept."""
+
+        def __post_init__(self) -> None:
+            CheckpointManager.Config.__post_init__(self)
+            parse_every(self.every or None)
+            parse_every(self.snapshot_every or None, "snapshot_every")
+
+    def __init__(self, config: Any, *, states: dict[str, Any], **given: Any) -> None:
+        """Touches no folder yet.
+
+        Args:
+            config: its own.
+            states: with the trainer, as torchtitan gives it.
+            **given: what else torchtitan's manager gets.
+
+        Raises:
+            UsageError: the trainer or its loader is not one of ours.
+            CheckpointUsageError: a setting cannot be used.
+        """
+        self._is_closed = False
+        trainer, loader = states["train_state"], given["dataloader"]
+        if not isinstance(trainer, ElasticMixin) or not isinstance(loader, ElasticDataLoader):
+            raise UsageError(
+                "ElasticCheckpointManager needs ElasticTrainer and a loader that shares out its "
+                "data anew; make the config with elastic_runtime.torchtitan.elastic"
+            )
+        super().__init__(
+            replace(config, keep_latest_k=0, async_mode="disabled"), states=states, **given
+        )
+        if not self.enable:
+            return
+        self._config, self._trainer = config, trainer
+        self._seeds = config.create_seed_checkpoint
+        self._progress = TrainProgress(trainer)
+        optimizers = list(given["optimizers"])
+        entries = {
+            "model": ModelParts(given["model_parts"]),
+            **{f"optimizer{number or ''}": one for number, one in enumerate(optimizers)},
+            "lr_scheduler": given["lr_schedulers"],
+            "progress": self._progress,
+            "dataloader": loader,
+        }
+        self._ours = Checkpointer(
+            filesystem.join(self.folder, FOLDER),
+            entries,
+            every=config.every or f"{config.interval} steps",
+            snapshot_every=config.snapshot_every or None,
+            keep=config.keep_latest_k or None,
+            keep_every=config.keep_every or None,
+        )
+
+    def _load(self, step: int = -1) -> bool:
+        found = self._ours.resume()
+        if self.load_only:
+            self._ours.close()  # nobody counts steps, and this process can simply be stopped
+        if found:
+            if step not in (-1, found):
+                logger.warning(
+                    f"--checkpoint.load_step={step} has no effect: the job goes on at step "
+                    f"{found}, its newest; remove {filesystem.join(self.folder, FOLDER)} to begin "
+                    "with another checkpoint"
+                )
+            return True
+        return self._load_theirs(step)
+
+    def _load_theirs(self, step: int) -> bool:
+        """Begins with what torchtitan itself has saved, or with other weights, if it is asked to."""
+        self.states.pop(DATALOADER, None)  # of one world only
+        loaded = bool(super()._load(step))
+        if reached := self._trainer.step:
+            self._progress.begin_at(reached, self._trainer.ntokens_seen)
+            self._ours.steps = reached
+            logger.warning(
+                f"elastic: the job goes on from a checkpoint of torchtitan's own, of step {reached}; "
+                "it has no position of the data that another world could use, so these begin anew"
+            )
+        return loaded
+
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        if self._seeds:
+            return bool(super()._save(curr_step, last_step))
+        if self.load_only:
+            return False
+        self._ours.step()
+        if last_step or (curr_step == 1 and self.enable_first_step_checkpoint):
+            self._ours.save()
+        if last_step and self.last_save_model_only:
+            self._ours.wait()
+            self._save_last_step(curr_step)
+        return True
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if sys.exc_info()[0] is None and not self.load_only and not self._seeds:
+            # Where the data ended early, the last step is not saved yet.
+            self._ours.save()
+            self._ours.close()
+        super()._close()
