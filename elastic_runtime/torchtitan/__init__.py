@@ -8,19 +8,34 @@
 ``elastic_dataloader(config)``                 a loader whose data are shared out anew
 =============================================  ==================================================
 
+The names are loaded when they are first used: importing torchtitan takes seconds.
+
 docs/torchtitan.md is for those who use it; how it works is in docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from elastic_runtime.torchtitan.supported import check_torchtitan
+import importlib
+from typing import TYPE_CHECKING, Any
 
-check_torchtitan()
+if TYPE_CHECKING:
+    from elastic_runtime.torchtitan.checkpoint_manager import (
+        ElasticCheckpointManager as ElasticCheckpointManager,
+    )
+    from elastic_runtime.torchtitan.elastic_config import elastic as elastic
+    from elastic_runtime.torchtitan.elastic_dataloader import (
+        elastic_dataloader as elastic_dataloader,
+    )
+    from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin as ElasticMixin
+    from elastic_runtime.torchtitan.elastic_trainer import ElasticTrainer as ElasticTrainer
 
-from elastic_runtime.torchtitan.checkpoint_manager import ElasticCheckpointManager  # noqa: E402
-from elastic_runtime.torchtitan.elastic_config import elastic  # noqa: E402
-from elastic_runtime.torchtitan.elastic_dataloader import elastic_dataloader  # noqa: E402
-from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin, ElasticTrainer  # noqa: E402
+_WHERE = {
+    "ElasticCheckpointManager": "checkpoint_manager",
+    "ElasticMixin": "elastic_trainer",
+    "ElasticTrainer": "elastic_trainer",
+    "elastic": "elastic_config",
+    "elastic_dataloader": "elastic_dataloader",
+}
 
 __all__ = [
     "ElasticCheckpointManager",
@@ -29,3 +44,12 @@ __all__ = [
     "elastic",
     "elastic_dataloader",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from elastic_runtime.torchtitan.supported import check_torchtitan
+
+    check_torchtitan()
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torchtitan.components.checkpointer.base import DATALOADER
 from torchtitan.components.checkpointer.dcp import CheckpointManager
 from torchtitan.tools import filesystem
@@ -20,7 +21,7 @@ from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
 from elastic_runtime.torchtitan.elastic_dataloader import ElasticDataLoader
 from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin
-from elastic_runtime.torchtitan.model_parts import ModelParts
+from elastic_runtime.torchtitan.model_parts import ModelParts, OptimizerParts
 from elastic_runtime.torchtitan.train_progress import TrainProgress
 
 FOLDER = "elastic"
@@ -77,14 +78,14 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
         )
         if not self.enable:
             return
-        self._config, self._trainer = config, trainer
+        self._trainer = trainer
         self._seeds = config.create_seed_checkpoint
         self._progress = TrainProgress(trainer)
-        optimizers = list(given["optimizers"])
+        self._schedules = given["lr_schedulers"]
         entries = {
             "model": ModelParts(given["model_parts"]),
-            **{f"optimizer{number or ''}": one for number, one in enumerate(optimizers)},
-            "lr_scheduler": given["lr_schedulers"],
+            "optimizer": OptimizerParts(list(given["optimizers"])),
+            "lr_scheduler": self._schedules,
             "progress": self._progress,
             "dataloader": loader,
         }
@@ -102,6 +103,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
         if self.load_only:
             self._ours.close()  # nobody counts steps, and this process can simply be stopped
         if found:
+            self._set_rates()
             if step not in (-1, found):
                 logger.warning(
                     f"--checkpoint.load_step={step} has no effect: the job goes on at step "
@@ -111,16 +113,26 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             return True
         return self._load_theirs(step)
 
+    def _set_rates(self) -> None:
+        """Has the optimizers learn at the rates of the schedules, which know their step only."""
+        for schedule in self._schedules:
+            groups = schedule.optimizer.param_groups
+            for group, rate in zip(groups, schedule.get_last_lr(), strict=True):
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
     def _load_theirs(self, step: int) -> bool:
-        """Begins with what torchtitan itself has saved, or with other weights, if it is asked to."""
+        """Begins with what torchtitan itself has saved, or with other weights, if asked to."""
         self.states.pop(DATALOADER, None)  # of one world only
         loaded = bool(super()._load(step))
         if reached := self._trainer.step:
             self._progress.begin_at(reached, self._trainer.ntokens_seen)
             self._ours.steps = reached
             logger.warning(
-                f"elastic: the job goes on from a checkpoint of torchtitan's own, of step {reached}; "
-                "it has no position of the data that another world could use, so these begin anew"
+                f"elastic: the job goes on from torchtitan's own checkpoint of step {reached}; it "
+                "has no position of the data that another world could use, so these begin anew"
             )
         return loaded
 

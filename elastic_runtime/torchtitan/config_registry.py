@@ -9,10 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchtitan.experiments import _supported_experiments
-from torchtitan.models import _supported_models
+from elastic_runtime.torchtitan.supported import check_torchtitan
 
-from elastic_runtime.torchtitan.elastic_config import elastic as _elastic
+check_torchtitan()
+
+from torchtitan.experiments import _supported_experiments  # noqa: E402
+from torchtitan.models import _supported_models  # noqa: E402
+
+from elastic_runtime.torchtitan.elastic_config import elastic as _elastic  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,6 +16,7 @@ import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.torchtitan.elastic_dataloader import ElasticDataLoader
+from elastic_runtime.torchtitan.stream_shares import StreamShares  # noqa: TC001
 from elastic_runtime.torchtitan.world_degrees import Degrees
 
 
@@ -39,6 +40,7 @@ class ElasticMixin:
                 shared out anew.
         """
         self._written = config.training.global_batch_size
+        self._told: StreamShares | None = None
         try:
             super().__init__(config)
         finally:
@@ -92,7 +94,9 @@ class ElasticMixin:
         local = self.config.training.local_batch_size  # type: ignore[attr-defined]
         shares = self.dataloader.plan(self.global_batch, local)  # type: ignore[attr-defined]
         self.gradient_accumulation_steps = shares.micro_batches
-        logger.info(f"elastic: {shares}")
+        if shares != self._told:
+            logger.info(f"elastic: {shares}")
+        self._told = shares
 
     def _announce_validation(self) -> None:
         """No step is expected meanwhile, however long it takes."""

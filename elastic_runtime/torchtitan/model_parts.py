@@ -1,13 +1,18 @@
-"""The parts of a model as one module, for a checkpoint that does not know of stages."""
+"""The parts of a model and its optimizers as one each, for a checkpoint that knows no stages."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+# What activation checkpointing adds to the names of parameters, and not to those of a state dict.
+_WRAPPER = "_checkpoint_wrapped_module."
 
 
 class ModelParts(nn.Module):  # type: ignore[misc]
@@ -36,11 +41,58 @@ class ModelParts(nn.Module):  # type: ignore[misc]
             part.load_state_dict(own, *given, **named)
 
     def named_parameters(self, *given: Any, **named: Any) -> Any:
-        """Of all parts."""
+        """Of all parts, by the names that they have in ``state_dict``."""
         for part in self._parts:
-            yield from part.named_parameters(*given, **named)
+            for name, parameter in part.named_parameters(*given, **named):
+                yield name.replace(_WRAPPER, ""), parameter
 
     def named_buffers(self, *given: Any, **named: Any) -> Any:
         """Of all parts."""
         for part in self._parts:
-            yield from part.named_buffers(*given, **named)
+            for name, buffer in part.named_buffers(*given, **named):
+                yield name.replace(_WRAPPER, ""), buffer
+
+
+class OptimizerParts(torch.optim.Optimizer):  # type: ignore[misc]
+    """All optimizers of this rank as one, whose state goes by the names of parameters only.
+
+    How they are grouped depends on the layout (each stage of a pipeline has its own), so that the
+    settings of a group are not part of it: they are those of the config, and of the schedule.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Puts them together.
+
+        Args:
+            optimizers: without a parameter in common.
+        """
+        # Not that of the base class: this one has no parameters of its own.
+        self._optimizers = tuple(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """One group of all parameters, without settings."""
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        return [{"params": [parameter for group in groups for parameter in group["params"]]}]
+
+    @property
+    def state(self) -> dict[torch.Tensor, Any]:  # type: ignore[override]
+        """Of all of them, by parameter."""
+        return {p: state for one in self._optimizers for p, state in one.state.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Only how parameters are counted; what belongs to them is in ``state``."""
+        count = len(self.param_groups[0]["params"])
+        return {"state": {}, "param_groups": [{"params": list(range(count))}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Gives each of them what belongs to its parameters; their settings stay."""
+        first = 0
+        for one in self._optimizers:
+            own = one.state_dict()
+            count = sum(len(group["params"]) for group in own["param_groups"])
+            numbers = range(first, first + count)
+            saved = state_dict["state"]
+            state = {number - first: saved[number] for number in numbers if number in saved}
+            one.load_state_dict({"state": state, "param_groups": own["param_groups"]})
+            first += count

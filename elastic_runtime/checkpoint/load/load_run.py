@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -127,6 +129,7 @@ class LoadRun:
         self._note = note
         self._stored: Mapping[str, Stored] = {}
         self._wanted: Wanted | None = None
+        self._names: list[str] = []  # of all keys, if some have no use here
 
     def run(self, peers: Peers, overwriting: Callable[[], None] = lambda: None) -> Loaded:
         """Loads on all ranks, or on none.
@@ -140,15 +143,22 @@ class LoadRun:
                 tensors of the entries have any content now; other values are as they were.
             CheckpointError: it is whole, but of another program.
         """
-        peers.on_each(self.prepare)
+        unused = peers.on_each(self.prepare)
+        if all(unused):
+            self._share_surplus(peers.on_each(self._surplus_mask))
+        else:  # some rank has a use for all of them
+            self._wanted = replace(self._prepared, surplus=())
         if self._careful or not self._strict:
             peers.on_each(self.verify)
         overwriting()
         peers.on_each(self.read)
         return self._restored(peers)
 
-    def prepare(self) -> None:
+    def prepare(self) -> int:
         """Reads what the checkpoint contains, and finds where it is to go.
+
+        Returns:
+            How many keys this rank has no use for; another one may, such as a stage of a pipeline.
 
         Raises:
             DamagedCheckpoint: the description of the checkpoint is not what was written.
@@ -164,13 +174,34 @@ class LoadRun:
                 for key, target in self._wanted.targets.items()
             }
             self._stored = contents.find(chunks)
-        if self._strict:
+            self._names = sorted(contents.stored) if self._wanted.surplus else []
+        if self._strict and self._wanted.missing:
             self._wanted.require_all(self._where)
         elif self._wanted.missing and not self._wanted.targets:
             raise CheckpointUsageError(
                 f"{self._where} has none of the keys of this program: it belongs to another one; "
                 "use another directory"
             )
+        return len(self._wanted.surplus)
+
+    def _surplus_mask(self) -> str:
+        """Which of all keys, in order, this rank has no use for, as bits."""
+        surplus = set(self._prepared.surplus)
+        bits = "".join("1" if name in surplus else "0" for name in self._names)
+        return f"{int(bits, 2):x}"
+
+    def _share_surplus(self, masks: list[str]) -> None:
+        """Keeps as surplus what no rank has a use for.
+
+        Raises:
+            CheckpointUsageError: there is such a key, and the keys must be the same.
+        """
+        common = reduce(and_, (int(mask, 16) for mask in masks))
+        bits = f"{common:0{len(self._names)}b}"
+        surplus = (name for name, bit in zip(self._names, bits, strict=True) if bit == "1")
+        self._wanted = replace(self._prepared, surplus=tuple(surplus))
+        if self._strict:
+            self._wanted.require_all(self._where)
 
     def verify(self) -> None:
         """Reads what this rank wants, and keeps nothing of it.

@@ -1,0 +1,80 @@
+"""Steps of several streams, each with the position after it, here and in processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.torchtitan.stream_reader import StepReader, packed, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Counting:
+    """A data set whose state goes on changing, as torchtitan's buffers do."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._next, self._last = first, last
+        self._given: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        while self._next < self._last:
+            self._next += 1
+            self._given.append(self._next - 1)
+            yield self._next - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "given": self._given}
+
+
+def steps(reader: StepReader, count: int) -> list[list[tuple[int, list[int], int]]]:
+    taken = [step for step, _ in zip(reader, range(count), strict=False)]
+    return [[(one.stream, one.rows, unpacked(one.position)["next"]) for one in s] for s in taken]
+
+
+def test_each_step_takes_as_many_from_each_stream() -> None:
+    reader = StepReader({3: Counting(0, 9), 4: Counting(100, 109)}, per_stream=2)
+    assert steps(reader, 2) == [
+        [(3, [0, 1], 2), (4, [100, 101], 102)],
+        [(3, [2, 3], 4), (4, [102, 103], 104)],
+    ]
+
+
+def test_a_stream_that_is_over_gives_nothing_while_others_go_on() -> None:
+    reader = StepReader({0: Counting(0, 3), 1: Counting(0, 5)}, per_stream=2)
+    assert [[rows for _, rows, _ in step] for step in steps(reader, 4)] == [
+        [[0, 1], [0, 1]],
+        [[2], [2, 3]],
+        [[], [4]],
+        [[], []],
+    ]
+
+
+def test_a_position_is_as_it_was_after_its_step() -> None:
+    reader = StepReader({0: Counting(0, 9)}, per_stream=1)
+    first, second = (step for step, _ in zip(reader, range(2), strict=False))
+    assert unpacked(first[0].position)["given"] == [0]
+    assert unpacked(second[0].position)["given"] == [0, 1]
+
+
+def test_processes_share_the_streams_and_take_turns() -> None:
+    reader = StepReader({n: Counting(10 * n, 10 * n + 9) for n in range(5)}, per_stream=1)
+    parts = iter(DataLoader(reader, batch_size=None, num_workers=2))
+    for step in range(3):
+        found = [one for _ in range(2) for one in next(parts)]
+        assert {one.stream: one.rows for one in found} == {n: [10 * n + step] for n in range(5)}
+
+
+def test_what_cannot_be_saved_is_named() -> None:
+    with pytest.raises(UsageError, match=r"more than plain values.*Tensor"):
+        packed({"buffer": torch.zeros(2)})
+
+
+def test_positions_come_back_as_they_were() -> None:
+    position = {"epoch": 2, "buffer": [1, 2], "shards": {0: None, 1: "a"}, "share": 0.5}
+    assert unpacked(packed(position)) == position
