@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ElasticCheckpointManager as ElasticCheckpointManager,
     )
     from elastic_runtime.torchtitan.elastic_config import elastic as elastic
-    from elastic_runtime.torchtitan.elastic_dataloader import (
+    from elastic_runtime.torchtitan.sharing_loader import (
         elastic_dataloader as elastic_dataloader,
     )
     from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin as ElasticMixin
@@ -34,7 +34,7 @@ _WHERE = {
     "ElasticMixin": "elastic_trainer",
     "ElasticTrainer": "elastic_trainer",
     "elastic": "elastic_config",
-    "elastic_dataloader": "elastic_dataloader",
+    "elastic_dataloader": "sharing_loader",
 }
 
 __all__ = [

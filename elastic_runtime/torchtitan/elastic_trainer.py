@@ -15,7 +15,7 @@ from torchtitan.trainer import Trainer
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
-from elastic_runtime.torchtitan.elastic_dataloader import ElasticDataLoader
+from elastic_runtime.torchtitan.sharing_loader import ElasticDataLoader
 from elastic_runtime.torchtitan.stream_shares import StreamShares  # noqa: TC001
 from elastic_runtime.torchtitan.world_degrees import Degrees
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.integration.torchtitan.titan_job import TitanJob
 from tests.integration.trainers.scenarios import restart_in_other_worlds
@@ -11,6 +15,67 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_job_that_loses_a_worker_and_a_node(tmp_path: Path) -> None:
-    with TitanJob(tmp_path) as job:
+@pytest.mark.first_case("a job of two nodes that starts again three times")
+@pytest.mark.parametrize("kind", ["usual", "packed"])
+def test_a_job_that_loses_a_worker_and_a_node(tmp_path: Path, kind: str) -> None:
+    with TitanJob(tmp_path, kind=kind) as job:
         restart_in_other_worlds(job)
+        assert len({note["tokens"] for note in job.said("ended")}) == 1
+
+
+@pytest.mark.slow("a job of three nodes")
+def test_a_world_that_does_not_divide_the_global_batch(tmp_path: Path) -> None:
+    options = ("--local-nodes", "3", "--min", "1", "--max-restarts", "100")
+    with TitanJob(tmp_path, *options) as job:
+        before = job.ranks(3, more=5)
+        os.kill(job.nodes()[before[1].node], signal.SIGKILL)
+        both = job.ranks(2, after=before[0].round)
+        assert "4 to 3 each, in 2 x 2, 2 filled up" in job.log
+        job.kill(both[0])
+        job.ranks(2, after=both[0].round)
+        job.enough()
+        job.end()  # it tells of the node that was killed
+        job.check_samples(redone=True)
+        whole = job.undisturbed()
+        for end in job.said("ended"):
+            assert end["step"] == whole["step"]
+            job.compare(end, whole)
+
+
+@pytest.mark.slow("a job of two nodes whose data end")
+def test_data_that_end_do_so_on_all_ranks(tmp_path: Path) -> None:
+    with TitanJob(tmp_path, kind="finite", seconds=0.2) as job:
+        before = job.ranks(2, more=5)
+        job.kill(before[1])
+        job.ranks(2, after=before[0].round)
+        job.finish_restarted()
+        assert job.log.count("Ran out of data") == 2
+        assert max(event["step"] for event in job.events("checkpoint.saved")) == 21
+    with TitanJob(tmp_path, kind="finite") as job:  # once more: nothing is left to do
+        assert job.end() == 0, job.story()
+        assert max(note["step"] for note in job.said("trained")) == 21
+
+
+@pytest.mark.slow("three jobs, one after the other")
+def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
+    theirs = "--checkpoint.enable --training.local_batch_size 5 --training.steps 20"
+    with TitanJob(tmp_path, kind="theirs", environ={"TITAN_OPTIONS": theirs}) as job:
+        job.enough()
+        assert job.end() == 0, job.story()
+        weights = job.said("ended")[-1]["weights"]
+    assert (tmp_path / "checkpoint" / "step-20" / ".metadata").is_file()
+    export = "--checkpoint.last_save_model_only --training.steps 25"
+    with TitanJob(tmp_path, environ={"TITAN_OPTIONS": export}) as job:
+        assert job.end() == 0, job.story()
+        assert "torchtitan's own checkpoint of step 20" in job.log
+        steps = [note["step"] for note in job.said("step")]
+        assert min(step for step in steps if step > 20) == 21
+        ends = job.said("ended")[-1]
+        assert ends["step"] == 25
+        assert ends["weights"] != weights
+        assert {note["tokens"] for note in job.said("ended")} == {20 * 160, 25 * 160}
+    assert (tmp_path / "checkpoint" / "step-25" / ".metadata").is_file()  # what was exported
+    with TitanJob(tmp_path, environ={"TITAN_OPTIONS": "--checkpoint.load_step 20"}) as job:
+        assert job.end() == 0, job.story()
+        assert "load_step=20 has no effect: the job goes on at step 25" in job.log
+        assert job.said("ended")[-1]["step"] == 60

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tests.integration.trainers.trainer_job import TWO, TrainerJob
 
 TORCHTITAN = Path(sys.prefix) / "torchtitan-0.3"
 
 
+def environment() -> dict[str, str]:
+    """That of a process in which torchtitan can be imported."""
+    assert TORCHTITAN.is_dir(), "scripts/setup installs it"
+    path = os.pathsep.join(filter(None, [str(TORCHTITAN), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 class TitanJob(TrainerJob):
     """One ``elastic-run`` of the script."""
 
     script = Path(__file__).with_name("scripts") / "titan_train.py"
-    same_training: ClassVar = {"processes": "usual"}
-
     def __init__(
         self,
         folder: Path,
@@ -27,9 +32,7 @@ class TitanJob(TrainerJob):
         environ: dict[str, str] | None = None,
         steps: int = 0,
     ) -> None:
-        assert TORCHTITAN.is_dir(), "scripts/setup installs it"
-        path = os.pathsep.join(filter(None, [str(TORCHTITAN), os.environ.get("PYTHONPATH")]))
-        where = {**(environ or {}), "PYTHONPATH": path}
+        where = {**(environ or {}), "PYTHONPATH": environment()["PYTHONPATH"]}
         words = options or TWO
         self._steps = steps
         self._whole: dict[str, Any] | None = None

@@ -162,16 +162,19 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
     def _stream(self, number: int) -> Any:
         """The data set of a stream, where it was left."""
         streams = self._planned().streams
-        loader = self.of(
-            config=self._config,
-            dp_world_size=streams,
-            dp_rank=number,
-            local_batch_size=1,
-            **self._runtime,
-        )
+        try:
+            loader = self.of(
+                config=self._config,
+                dp_world_size=streams,
+                dp_rank=number,
+                local_batch_size=1,
+                **self._runtime,
+            )
+        except IndexError:  # what datasets raises where there is no sample for a rank
+            raise _too_few(self.of, streams) from None
         data = loader.dataset
         self._collate = loader.collate_fn or default_collate
-        _check(data, type(loader).__name__, streams)
+        _check(data, self.of, streams)
         if (position := self._positions.get(number)) is not None:
             data.load_state_dict(unpacked(position))
         return data
@@ -267,19 +270,23 @@ def _loader_class(of: type[Any]) -> type[ElasticDataLoader]:
     return type(name, (ElasticDataLoader,), {"of": of, "Config": Config, "__module__": __name__})
 
 
-def _check(data: Any, loader: str, streams: int) -> None:
+def _check(data: Any, of: type[Any], streams: int) -> None:
     """Refuses a data set without positions, and one that gives nothing."""
     if not (hasattr(data, "state_dict") and hasattr(data, "load_state_dict")):
         raise UsageError(
-            f"the data set of {loader} has no state_dict and load_state_dict, so that nobody "
+            f"the data set of {of.__name__} has no state_dict and load_state_dict, so that nobody "
             "could go on from its position"
         )
     samples = getattr(data, "_data", None)
     if hasattr(samples, "__len__") and len(samples) == 0:
-        raise UsageError(
-            f"the data set of {loader} has too few samples for {streams} streams; set "
-            "--dataloader.streams to a smaller divisor of --training.global_batch_size"
-        )
+        raise _too_few(of, streams)
+
+
+def _too_few(of: type[Any], streams: int) -> UsageError:
+    return UsageError(
+        f"the data set of {of.__name__} has too few samples for {streams} streams; set "
+        "--dataloader.streams to a smaller divisor of --training.global_batch_size"
+    )
 
 
 def _is_endless(config: Any) -> bool:
