@@ -46,8 +46,12 @@ _OURS = (
 _ADAPTERS = (
     "elastic_runtime.accelerate",
     "elastic_runtime.lightning",
+    "elastic_runtime.torchtitan",
     "elastic_runtime.transformers",
 )
+
+# What a program imports by a name on its command line, beside what stands at its top.
+_ALONG = {"torchtitan.trainer": "elastic_runtime.torchtitan.config_registry"}
 
 # They start threads or take devices when they are imported, and do not survive a fork.
 NEVER = frozenset({"grpc", "horovod", "jax", "mpi4py", "ray", "tensorflow"})
@@ -79,6 +83,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
         extra: modules that the user has named, installed or not.
     """
     found = imports_of(Path(script), Path(root)) if script else {}
+    found |= {along: set() for name, along in _ALONG.items() if name in found}
     wanted: dict[str, set[str]] = {name: set() for name in ALWAYS} | found
     modules: list[str] = []
     skipped: list[str] = []

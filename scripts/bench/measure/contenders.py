@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ _LIGHTNING = "train_lightning.py"
 _HF = "train_hf.py"
 _HF_ELASTIC = "train_hf_elastic.py"
 _ACCELERATE = "train_accelerate.py"
+_TORCHTITAN = "train_torchtitan.py"
 
 # What a person would set for all of them: one thread a process, and no five seconds lost in a
 # resolver that drops a query (every TCPStore connection asks for the peer's name).
@@ -24,6 +26,19 @@ ENVIRONMENT: Mapping[str, str] = {
     "RES_OPTIONS": "timeout:1 attempts:1",
     "PYTHONUNBUFFERED": "1",
 }
+
+# Where scripts/setup has put torchtitan, which needs other versions than the rest; and what lets it
+# run without an accelerator.
+_TITAN_SCRIPTS = Path(__file__).parents[3] / "tests" / "integration" / "torchtitan" / "scripts"
+_WITH_TORCHTITAN: Mapping[str, str] = {
+    "PYTHONPATH": f"{Path(sys.prefix) / 'torchtitan-0.3'}:{_TITAN_SCRIPTS}",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+# As it is not among the installed packages here, what is imported ahead is named.
+_PRELOAD_TORCHTITAN = (
+    "--preload",
+    "cpu_device,torchtitan.train,elastic_runtime.torchtitan.elastic_config",
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,14 @@ CONTENDERS: Mapping[str, Contender] = {
         replace(_torchrun_tuned("accelerate-torchrun"), script=_ACCELERATE),
         _trainer("accelerate-in-place", _ACCELERATE, {"BENCH_ACCELERATE": "in-place"}),
         _trainer("accelerate-restart", _ACCELERATE, {"BENCH_ACCELERATE": "restart"}),
+        replace(
+            _torchrun_tuned("torchtitan-torchrun"), script=_TORCHTITAN, environment=_WITH_TORCHTITAN
+        ),
+        replace(
+            _trainer("torchtitan-restart", _TORCHTITAN, _WITH_TORCHTITAN),
+            environment={**_WITH_TORCHTITAN, "BENCH_TORCHTITAN": "restart"},
+            options=_PRELOAD_TORCHTITAN,
+        ),
         Contender("elastic-etcd", ELASTIC, ("--min", "1", "--max", "3"), "etcd"),
         Contender("elastic-c10d", ELASTIC, ("--min", "1", "--max", "3"), "c10d"),
         _in_place("in-place-etcd", "etcd"),
