@@ -73,6 +73,13 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "accelerate.fresh_accelerator": (),
         "accelerate.ElasticAccelerator": ("prepare", "backward", "gather_for_metrics"),
     },
+    "torchtitan": {
+        "torchtitan.elastic": (),
+        "torchtitan.elastic_dataloader": (),
+        "torchtitan.ElasticTrainer": (),
+        "torchtitan.ElasticMixin": ("global_batch",),
+        "torchtitan.ElasticCheckpointManager": (),
+    },
     "Starting a job from Python": {
         "launch": (),
         "JobConfig": ("with_",),
@@ -92,6 +99,7 @@ GUIDES = {
     "Lightning": "lightning.md",
     "Hugging Face": "transformers.md",
     "Accelerate": "accelerate.md",
+    "torchtitan": "torchtitan.md",
     "Starting a job from Python": "cli.md",
     "Errors": "operations.md#exit-codes",
 }

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
         ElasticCheckpointManager as ElasticCheckpointManager,
     )
     from elastic_runtime.torchtitan.elastic_config import elastic as elastic
+    from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin as ElasticMixin
+    from elastic_runtime.torchtitan.elastic_trainer import ElasticTrainer as ElasticTrainer
     from elastic_runtime.torchtitan.sharing_loader import (
         elastic_dataloader as elastic_dataloader,
     )
-    from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin as ElasticMixin
-    from elastic_runtime.torchtitan.elastic_trainer import ElasticTrainer as ElasticTrainer
 
 _WHERE = {
     "ElasticCheckpointManager": "checkpoint_manager",

@@ -19,9 +19,9 @@ from torchtitan.tools.logging import logger
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
-from elastic_runtime.torchtitan.sharing_loader import ElasticDataLoader
 from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin
 from elastic_runtime.torchtitan.model_parts import ModelParts, OptimizerParts
+from elastic_runtime.torchtitan.sharing_loader import ElasticDataLoader
 from elastic_runtime.torchtitan.train_progress import TrainProgress
 
 FOLDER = "elastic"

@@ -9,8 +9,8 @@ from torchtitan.trainer import Trainer
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.torchtitan.checkpoint_manager import ElasticCheckpointManager
-from elastic_runtime.torchtitan.sharing_loader import elastic_dataloader
 from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin, ElasticTrainer
+from elastic_runtime.torchtitan.sharing_loader import elastic_dataloader
 
 _made: dict[type[Any], type[Any]] = {Trainer: ElasticTrainer}
 

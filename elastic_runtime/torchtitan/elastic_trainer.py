@@ -7,7 +7,7 @@ the data-parallel degree follows the world. What is saved and when: ``checkpoint
 # No ``from __future__ import annotations``: what reads the command line looks at the types.
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
@@ -19,8 +19,13 @@ from elastic_runtime.torchtitan.sharing_loader import ElasticDataLoader
 from elastic_runtime.torchtitan.stream_shares import StreamShares  # noqa: TC001
 from elastic_runtime.torchtitan.world_degrees import Degrees
 
+if TYPE_CHECKING:
+    _Base = Trainer
+else:
+    _Base = object  # whatever trainer it comes before
 
-class ElasticMixin:
+
+class ElasticMixin(_Base):  # type: ignore[misc,valid-type]  # torchtitan has no types
     """For a subclass of ``Trainer``: named first among its bases.
 
     Attributes:
@@ -45,13 +50,13 @@ class ElasticMixin:
             super().__init__(config)
         finally:
             config.training.global_batch_size = self._written
-        loader = self.dataloader  # type: ignore[attr-defined]
+        loader = self.dataloader
         if not isinstance(loader, ElasticDataLoader):
             raise UsageError(
                 f"ElasticTrainer needs a loader that shares out its data anew, and this one is a "
                 f"{type(loader).__name__}; make the config with elastic_runtime.torchtitan.elastic"
             )
-        loader.saves = _first_of_its_data(self.parallel_dims)  # type: ignore[attr-defined]
+        loader.saves = _first_of_its_data(self.parallel_dims)
         self._plan()
         if getattr(self, "validator", None) is not None:
             self._announce_validation()
@@ -62,11 +67,11 @@ class ElasticMixin:
         Raises:
             UsageError: the world cannot be laid out so.
         """
-        config = self.config  # type: ignore[attr-defined]
+        config = self.config
         asked = _degrees(config.parallelism)
         world = int(os.environ.get("WORLD_SIZE", 1))
         config.parallelism.data_parallel_replicate_degree = asked.fitted(world).replicate
-        dims = super().init_distributed()  # type: ignore[misc]
+        dims = super().init_distributed()
         training = config.training
         self.global_batch = self._written
         if self._written < 0:
@@ -91,8 +96,8 @@ class ElasticMixin:
         self._plan()
 
     def _plan(self) -> None:
-        local = self.config.training.local_batch_size  # type: ignore[attr-defined]
-        shares = self.dataloader.plan(self.global_batch, local)  # type: ignore[attr-defined]
+        local = self.config.training.local_batch_size
+        shares = self.dataloader.plan(self.global_batch, local)
         self.gradient_accumulation_steps = shares.micro_batches
         if shares != self._told:
             logger.info(f"elastic: {shares}")
@@ -100,7 +105,7 @@ class ElasticMixin:
 
     def _announce_validation(self) -> None:
         """No step is expected meanwhile, however long it takes."""
-        validate = self.validator.validate  # type: ignore[has-type]
+        validate = self.validator.validate
 
         def announced(*given: Any, **named: Any) -> Any:
             with elastic.busy("validation"):
@@ -109,7 +114,7 @@ class ElasticMixin:
         self.validator.validate = announced
 
 
-class ElasticTrainer(ElasticMixin, Trainer):  # type: ignore[misc]  # torchtitan has no types
+class ElasticTrainer(ElasticMixin, Trainer):  # type: ignore[misc]
     """torchtitan's ``Trainer`` in an elastic job."""
 
     @dataclass(kw_only=True, slots=True)

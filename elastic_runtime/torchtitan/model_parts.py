@@ -70,13 +70,13 @@ class OptimizerParts(torch.optim.Optimizer):  # type: ignore[misc]
         self._optimizers = tuple(optimizers)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """One group of all parameters, without settings."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         return [{"params": [parameter for group in groups for parameter in group["params"]]}]
 
     @property
-    def state(self) -> dict[torch.Tensor, Any]:  # type: ignore[override]
+    def state(self) -> dict[torch.Tensor, Any]:
         """Of all of them, by parameter."""
         return {p: state for one in self._optimizers for p, state in one.state.items()}
 

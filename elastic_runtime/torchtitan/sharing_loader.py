@@ -8,7 +8,7 @@ by stream, so that other ranks can go on from there.
 # No ``from __future__ import annotations``: what reads the command line looks at the types.
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from typing import Any, ClassVar
 
 import torch
@@ -278,7 +278,7 @@ def _check(data: Any, of: type[Any], streams: int) -> None:
             "could go on from its position"
         )
     samples = getattr(data, "_data", None)
-    if hasattr(samples, "__len__") and len(samples) == 0:
+    if isinstance(samples, Sized) and len(samples) == 0:
         raise _too_few(of, streams)
 
 

@@ -56,7 +56,7 @@ class StepReader(IterableDataset[list[StreamStep]]):  # type: ignore[misc]
             yield [self._step(*one) for one in reading]
 
     def _step(self, number: int, data: Any, rows: Iterator[Any]) -> StreamStep:
-        found = []
+        found: list[Any] = []
         while len(found) < self._per_stream and (row := next(rows, _END)) is not _END:
             found.append(row)
         return StreamStep(number, found, packed(data.state_dict()))

@@ -46,6 +46,16 @@ ELSEWHERE = {
     ),
     "tests/integration/lightning/test_from_checkpoints.py": ("lightning/elastic_callback.py",),
     "tests/integration/transformers/test_hf_in_place.py": ("transformers/recoveries.py",),
+    # torchtitan changes the process that imports it.
+    "tests/integration/torchtitan/test_configs.py": (
+        "torchtitan/config_registry.py",
+        "torchtitan/elastic_config.py",
+        "torchtitan/sharing_loader.py",
+    ),
+    "tests/integration/torchtitan/test_torchtitan.py": (
+        "torchtitan/checkpoint_manager.py",
+        "torchtitan/elastic_trainer.py",
+    ),
     "tests/integration/examples/test_hf_text.py": ("examples/hf_text.py",),
     # One test looks at all events.
     "tests/unit/events/test_event.py": (

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "integration" / "torchtitan" / "scripts"))
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[3] / "tests/integration/torchtitan/scripts")
+)
 
 import cpu_device
 from datasets import Dataset

@@ -65,6 +65,7 @@ def test_no_document_has_examples_that_nothing_runs() -> None:
     # data.md: integration/data
     assert shown == {
         *("accelerate.md", "checkpoints.md", "data.md", "in-place.md"),
+        "torchtitan.md",  # integration/torchtitan
         *("lightning.md", "transformers.md"),
     }
 

@@ -23,6 +23,7 @@ class TitanJob(TrainerJob):
     """One ``elastic-run`` of the script."""
 
     script = Path(__file__).with_name("scripts") / "titan_train.py"
+
     def __init__(
         self,
         folder: Path,

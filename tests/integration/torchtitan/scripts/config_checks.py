@@ -91,7 +91,7 @@ def check_what_is_given_is_left_alone() -> None:
 
 
 def check_settings_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="no evry; it has .*every"):
+    with pytest.raises(UsageError, match=r"no evry; it has .*every"):
         elastic(llama3_debugmodel(), evry="5m")
     with pytest.raises(CheckpointUsageError, match="every='often'"):
         elastic(llama3_debugmodel(), every="often")
@@ -189,7 +189,7 @@ def check_another_number_of_streams_is_adopted_or_refused() -> None:
     with pytest.raises(UsageError, match="12 sequences cannot be taken from 8 streams"):
         loader.plan(12, 2)
     asked = counted(streams=4).build(dp_world_size=2, dp_rank=1, local_batch_size=2)
-    with pytest.raises(CheckpointUsageError, match="positions of 8 streams .* asks for 4"):
+    with pytest.raises(CheckpointUsageError, match=r"positions of 8 streams .* asks for 4"):
         asked.needed_pieces(saved)
 
 

@@ -1,21 +1,23 @@
 """Lets torchtitan run on a CPU: to be imported before anything of torchtitan's.
 
-torchtitan takes whatever is no accelerator for CUDA. Here it finds a device module for the CPU, with
-what it asks of one, and three things that its own CUDA path does otherwise.
+torchtitan takes whatever is no accelerator for CUDA. Here it finds a device module for the CPU,
+with what it asks of one, and parts of a config that do without CUDA.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._utils
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class CpuDevice(types.ModuleType):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "in_place" / "scripts")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[2] / "in_place" / "scripts"))
 import cpu_device
 import torch
 from datasets import Dataset
@@ -30,6 +30,9 @@ from torchtitan.trainer import Trainer
 
 import elastic_runtime as elastic
 from elastic_runtime.torchtitan import elastic as made_elastic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 args = options()
 notes = Notes(args.folder)
