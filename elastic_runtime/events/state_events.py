@@ -103,3 +103,17 @@ class DataShuffles(NotedEvent):
     shown = False
 
     sampler: str
+
+
+@dataclass(frozen=True)
+class TrainerUnadapted(NotedEvent):
+    """A worker has made steps that are not reported, by a trainer that there is an adapter for, or
+    alone; the agent makes hints of it."""
+
+    name = "trainer.unadapted"
+    level = DEBUG
+    logged = False
+    shown = False
+
+    trainer: str
+    alone: bool

@@ -237,6 +237,30 @@ class WorkerContext:
             level = logging.WARNING if "problem" in fields else logging.INFO
             _LOG.log(level, "%s %s", event.name, fields)
 
+    def note_once(self, event: NotedEvent, /) -> None:
+        """The same for a program that has nothing else to say: nothing of it stays.
+
+        Args:
+            event: for the agent.
+        """
+        known = self._socket is not None
+        self.note(event)
+        if not known:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Ends the connection to the agent, and the thread that listens to it."""
+        with self._lock, suppress(OSError):
+            line, self._socket = self._socket, None
+            if line is not None:
+                line.shutdown(socket.SHUT_RDWR)
+                line.close()
+
+    @property
+    def knows_steps(self) -> bool:
+        """The program reports its steps, or ``elastic.run`` does."""
+        return bool(self._steps) or self.in_place
+
     def close(self) -> None:
         """Lets go of the channel and of SIGTERM, for a process that is a worker no more.
 

@@ -11,10 +11,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
-
-_MODULE = "torch.distributed"
 
 
 def patch_torch() -> None:
@@ -30,18 +28,31 @@ def patch_torch() -> None:
     torch_private.spare_groups(spares_groups)
 
 
+def watch_steps() -> None:
+    """Lets this process notice steps that this package knows nothing of; torch is imported."""
+    from elastic_runtime.worker.plain_steps import watch_plain_steps
+
+    watch_plain_steps()
+
+
 def patch_when_imported() -> None:
-    """Does it as soon as this process has imported torch's distributed package."""
-    sys.meta_path.insert(0, _Finder())
+    """Does both as soon as this process has imported the packages of torch that they are about."""
+    sys.meta_path[:0] = [
+        _Finder("torch.distributed", patch_torch),
+        _Finder("torch.optim", watch_steps),
+    ]
 
 
 class _Finder:
-    """Finds that one module where it is, and patches torch after the module was executed."""
+    """Finds one module where it is, and does something after the module was executed."""
+
+    def __init__(self, module: str, then: Callable[[], None]) -> None:
+        self._module, self._then = module, then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != _MODULE:
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
@@ -50,7 +61,7 @@ class _Finder:
 
             def execute_and_patch(module: ModuleType) -> None:
                 execute(module)
-                patch_torch()
+                self._then()
 
             spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec

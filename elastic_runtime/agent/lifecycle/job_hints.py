@@ -13,7 +13,7 @@ from elastic_runtime.events.checkpoint_events import (
     CheckpointSaveFailed,
     CheckpointUnreachable,
 )
-from elastic_runtime.events.state_events import DataShuffles, StateLacks
+from elastic_runtime.events.state_events import DataShuffles, StateLacks, TrainerUnadapted
 from elastic_runtime.limits import NO_CHECKPOINT_HINT
 
 if TYPE_CHECKING:
@@ -21,6 +21,45 @@ if TYPE_CHECKING:
 
 # What each machine has for itself, and what does not outlive it.
 _OWN_PLACES = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+
+# What a trainer's own way to go on does after a fault, as it was measured, and what mends it.
+_OF_TRAINERS = {
+    "Lightning": (
+        "Lightning's Trainer goes on in the middle of an epoch with a loader that begins anew: "
+        "after each restart samples count twice or not at all. Trainer(strategy=ElasticStrategy()) "
+        "or callbacks=[ElasticCallback(…)] of elastic_runtime.lightning mend it (docs/lightning.md)"
+    ),
+    "transformers": (
+        "with another number of workers the Trainer's resume_from_checkpoint goes on in the wrong "
+        "epoch and with another global batch. ElasticTrainer or ElasticMixin of "
+        "elastic_runtime.transformers mend it (docs/transformers.md)"
+    ),
+    "Accelerate": (
+        "accelerate's skip_first_batches after a restart skips samples of another order than was "
+        "trained, so that some count twice and others not at all. fresh_accelerator() of "
+        "elastic_runtime.accelerate mends it (docs/accelerate.md)"
+    ),
+    "torchtitan": (
+        "torchtitan's loader and global batch are for one number of ranks: after a change of the "
+        "world it ends with an error. --module elastic_runtime.torchtitan, or elastic(config) "
+        "there, mends it (docs/torchtitan.md)"
+    ),
+}
+_WRONG_IN_ANY_WORLD = ("Lightning", "Accelerate")
+
+_ALONE = (
+    "rank 0 trains without the other workers of the job: it seems that each of them trains by "
+    "itself, and all on the same samples. "
+)
+_TOGETHER = {
+    "": "Have the script call torch.distributed.init_process_group, or train with elastic.run",
+    "transformers": "Without GPUs, TrainingArguments needs use_cpu=True",
+    "Lightning": (
+        "Give Trainer(strategy=ElasticStrategy()) of elastic_runtime.lightning, or else "
+        "num_nodes= and devices= as they are"
+    ),
+    "Accelerate": "Without GPUs, Accelerator() needs cpu=True; fresh_accelerator() gives it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +75,8 @@ class Facts:
         place: where its checkpoints are; "": unknown.
         shuffles: the sampler of a DataLoader that knows one world only; "": none was seen.
         lacks: what a worker has said of something that is not in its State.
+        trainer: whose steps are not reported; "": none's that there is an adapter for.
+        alone: a worker trains without the others that there are.
     """
 
     min_nodes: int
@@ -48,6 +89,8 @@ class Facts:
     place: str = ""
     shuffles: str = ""
     lacks: str = ""
+    trainer: str = ""
+    alone: bool = False
 
     def heard(self, event: Event) -> Facts:
         """What is known after an event of a worker."""
@@ -56,6 +99,8 @@ class Facts:
                 return replace(self, shuffles=event.sampler)
             case StateLacks():
                 return replace(self, lacks=event.problem)
+            case TrainerUnadapted():
+                return replace(self, trainer=event.trainer, alone=event.alone)
             case CheckpointCommitted():
                 return replace(self, saves=True)
             case CheckpointSaved() | CheckpointResumed():
@@ -94,6 +139,10 @@ def hints(facts: Facts) -> dict[str, str]:
         )
     if facts.lacks:
         found["state"] = facts.lacks
+    if facts.trainer in _OF_TRAINERS and (resizes or facts.trainer in _WRONG_IN_ANY_WORLD):
+        found["trainer"] = _OF_TRAINERS[facts.trainer]
+    if facts.alone:
+        found["alone"] = _ALONE + _TOGETHER.get(facts.trainer, _TOGETHER[""])
     return found
 
 

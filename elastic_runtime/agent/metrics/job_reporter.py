@@ -22,7 +22,7 @@ from elastic_runtime.events.checkpoint_events import CheckpointCommitted, Checkp
 from elastic_runtime.events.event import NotedEvent, read
 from elastic_runtime.events.job_events import Hint
 from elastic_runtime.events.round_events import RoundRecovered, RoundSealed, StepFirst
-from elastic_runtime.events.state_events import DataShuffles, StateLacks
+from elastic_runtime.events.state_events import DataShuffles, StateLacks, TrainerUnadapted
 from elastic_runtime.protocol.records import EventRecord, event_key
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class JobReporter:
         match noted:
             case StepFirst():
                 self._first_step(noted)
-            case DataShuffles() | StateLacks():
+            case DataShuffles() | StateLacks() | TrainerUnadapted():
                 self.give_hints()
             case CheckpointCommitted():
                 if self._watch is not None:

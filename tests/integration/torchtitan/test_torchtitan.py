@@ -63,6 +63,7 @@ def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
         job.enough()
         assert job.end() == 0, job.story()
         weights = job.said("ended")[-1]["weights"]
+        assert "elastic_runtime.torchtitan" in job.event("hint", about="trainer")["text"]
     assert (tmp_path / "checkpoint" / "step-20" / ".metadata").is_file()
     export = "--checkpoint.last_save_model_only --training.steps 25"
     with TitanJob(tmp_path, environ={"TITAN_OPTIONS": export}) as job:

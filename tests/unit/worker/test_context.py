@@ -135,6 +135,26 @@ def test_a_leave_request_for_another_round_is_ignored(
     assert not worker.leave_requested.is_set()
 
 
+def test_what_is_said_once_leaves_nothing_behind(agent: FakeAgent, worker: WorkerContext) -> None:
+    worker.note_once(CheckpointCommitted(3))
+    assert isinstance(agent.hear(), Hello)
+    assert isinstance(agent.hear(), Note)
+    with pytest.raises(AssertionError, match="hung up"):
+        agent.hear()
+    assert not [t for t in threading.enumerate() if t.name == "elastic-channel" and t.is_alive()]
+
+
+def test_what_is_said_once_keeps_a_connection_that_was_there(
+    agent: FakeAgent, worker: WorkerContext
+) -> None:
+    worker.note(CheckpointCommitted(2))
+    worker.note_once(CheckpointCommitted(3))
+    worker.note(CheckpointCommitted(4))
+    assert isinstance(agent.hear(), Hello)
+    steps = [note.fields["step"] for note in (agent.hear() for _ in range(3)) if note]  # type: ignore[union-attr]
+    assert steps == [2, 3, 4]
+
+
 def test_steps_are_published(worker: WorkerContext, tmp_path: Path) -> None:
     worker.report_step(41)
     worker.report_step(42)

@@ -12,7 +12,7 @@ from elastic_runtime.events.checkpoint_events import (
     CheckpointSaved,
     CheckpointSaveFailed,
 )
-from elastic_runtime.events.state_events import DataShuffles, StateLacks
+from elastic_runtime.events.state_events import DataShuffles, StateLacks, TrainerUnadapted
 
 WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
     CheckpointSaved("/shared/runs", step=1, bytes=1, seconds=0.1)
@@ -36,6 +36,14 @@ WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
         (WELL.heard(DataShuffles("RandomSampler")), {"sampler"}),
         (WELL.heard(StateLacks("AdamW is not in the State")), {"state"}),
         (replace(WELL, shuffles="RandomSampler", min_nodes=4), set()),
+        (WELL.heard(TrainerUnadapted("Lightning", alone=False)), {"trainer"}),
+        (replace(WELL, trainer="Lightning", min_nodes=4), {"trainer"}),  # in any world
+        (WELL.heard(TrainerUnadapted("transformers", alone=False)), {"trainer"}),
+        (replace(WELL, trainer="transformers", min_nodes=4), set()),
+        (replace(WELL, trainer="torchtitan", min_nodes=4), set()),
+        (WELL.heard(TrainerUnadapted("Accelerate", alone=True)), {"trainer", "alone"}),
+        (WELL.heard(TrainerUnadapted("", alone=True)), {"alone"}),
+        (WELL.heard(TrainerUnadapted("one that is not known", alone=False)), set()),
     ],
 )
 def test_what_is_plainly_wrong_is_said(facts: Facts, about: set[str]) -> None:

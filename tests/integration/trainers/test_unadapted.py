@@ -1,0 +1,49 @@
+"""A trainer without its adapter is noticed, and so is a job whose ranks train each for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import processes
+from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT
+
+SCRIPT = Path(__file__).with_name("scripts") / "unadapted.py"
+NODES = ("--local-nodes", "2", "--min", "1", "--log-format", "json")
+
+
+@pytest.mark.first_case("a job of two nodes for each trainer")
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("lightning", {"trainer": "ElasticStrategy", "alone": "num_nodes="}),
+        ("accelerate", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
+        ("transformers", {"trainer": "ElasticTrainer"}),
+        ("none", {}),
+    ],
+)
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_it_is_said_once_what_goes_wrong_and_what_mends_it(
+    tmp_path: Path, kind: str, said: dict[str, str], start: str
+) -> None:
+    options = ("--cold",) if start == "cold" else ()
+    done = subprocess.run(
+        [*ELASTIC_RUN, *NODES, *options, str(SCRIPT), kind],
+        cwd=tmp_path,
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=processes.PROGRAM_TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    hints = [event for event in map(json.loads, lines) if event["event"] == "hint"]
+    assert {hint["about"]: 1 for hint in hints} == dict.fromkeys(said, 1), done.stdout
+    assert len(hints) == len(said)
+    for hint in hints:
+        assert said[hint["about"]] in hint["text"]
