@@ -40,6 +40,7 @@ all. `{...}` in a line is a field; `…` what depends on more than one.
 MEANINGS = {
     "about": "which hint it is",
     "address": "of this node, as other nodes reach it",
+    "alone": "the rank trains without the others that there are",
     "blocked": "how long training stood still for it, in seconds",
     "budget": "failures that are allowed (`--max-restarts`)",
     "by_agent": "the agent has killed it",
@@ -102,6 +103,7 @@ MEANINGS = {
     "where": "host and port",
     "why": "why, in words",
     "workers": "how many, on all nodes",
+    "trainer": "which trainer makes the steps; empty: none that there is an adapter for",
 }
 
 
