@@ -100,10 +100,10 @@ MEANINGS = {
     "text": "in words",
     "to": "how many ranks",
     "torch": "the version of torch",
+    "trainer": "which trainer makes the steps; empty: none that there is an adapter for",
     "where": "host and port",
     "why": "why, in words",
     "workers": "how many, on all nodes",
-    "trainer": "which trainer makes the steps; empty: none that there is an adapter for",
 }
 
 
