@@ -22,15 +22,15 @@ NODES = ("--local-nodes", "2", "--min", "1", "--log-format", "json")
     [
         ("lightning", {"trainer": "ElasticStrategy", "alone": "num_nodes="}),
         ("accelerate", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
+        ("accelerate --cold", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
         ("transformers", {"trainer": "ElasticTrainer"}),
         ("none", {}),
     ],
 )
-@pytest.mark.parametrize("start", ["warm", "cold"])
 def test_it_is_said_once_what_goes_wrong_and_what_mends_it(
-    tmp_path: Path, kind: str, said: dict[str, str], start: str
+    tmp_path: Path, kind: str, said: dict[str, str]
 ) -> None:
-    options = ("--cold",) if start == "cold" else ()
+    kind, *options = kind.split()
     done = subprocess.run(
         [*ELASTIC_RUN, *NODES, *options, str(SCRIPT), kind],
         cwd=tmp_path,
