@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torchtitan.components.checkpointer.base import DATALOADER
 from torchtitan.components.checkpointer.dcp import CheckpointManager
 from torchtitan.tools import filesystem
@@ -18,6 +19,7 @@ from torchtitan.tools.logging import logger
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.save_interval import parse_every
+from elastic_runtime.checkpoint.storage.retention import parse_retention
 from elastic_runtime.errors import UsageError
 from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin
 from elastic_runtime.torchtitan.model_parts import ModelParts, OptimizerParts
@@ -53,6 +55,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             CheckpointManager.Config.__post_init__(self)
             parse_every(self.every or None)
             parse_every(self.snapshot_every or None, "snapshot_every")
+            parse_retention(self.keep_latest_k or None, self.keep_every or None)
 
     def __init__(self, config: Any, *, states: dict[str, Any], **given: Any) -> None:
         """Touches no folder yet.
@@ -66,18 +69,22 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             UsageError: the trainer or its loader is not one of ours.
             CheckpointUsageError: a setting cannot be used.
         """
-        self._is_closed = False
+        self._has_stepped = False
         trainer, loader = states["train_state"], given["dataloader"]
         if not isinstance(trainer, ElasticMixin) or not isinstance(loader, ElasticDataLoader):
             raise UsageError(
                 "ElasticCheckpointManager needs ElasticTrainer and a loader that shares out its "
                 "data anew; make the config with elastic_runtime.torchtitan.elastic"
             )
+        loader.is_saved = config.enable and not config.load_only
         super().__init__(
             replace(config, keep_latest_k=0, async_mode="disabled"), states=states, **given
         )
         if not self.enable:
             return
+        self.states.pop(DATALOADER, None)  # torchtitan would save positions of one world only
+        excluded = [name for name in config.exclude_from_loading if name != DATALOADER]
+        self.exclude_from_loading: list[str] = excluded
         self._trainer = trainer
         self._seeds = config.create_seed_checkpoint
         self._progress = TrainProgress(trainer)
@@ -89,8 +96,9 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             "progress": self._progress,
             "dataloader": loader,
         }
+        self._place = filesystem.join(self.folder, FOLDER)
         self._ours = Checkpointer(
-            filesystem.join(self.folder, FOLDER),
+            self._place,
             entries,
             every=config.every or f"{config.interval} steps",
             snapshot_every=config.snapshot_every or None,
@@ -98,20 +106,31 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             keep_every=config.keep_every or None,
         )
 
+    def __del__(self) -> None:
+        """Nothing: torchtitan's would close it, which saves, wherever the program is."""
+
     def _load(self, step: int = -1) -> bool:
         found = self._ours.resume()
         if self.load_only:
             self._ours.close()  # nobody counts steps, and this process can simply be stopped
-        if found:
-            self._set_rates()
-            if step not in (-1, found):
-                logger.warning(
-                    f"--checkpoint.load_step={step} has no effect: the job goes on at step "
-                    f"{found}, its newest; remove {filesystem.join(self.folder, FOLDER)} to begin "
-                    "with another checkpoint"
-                )
-            return True
-        return self._load_theirs(step)
+        if not found:
+            loaded = self._load_theirs(step)
+            self._trainer.plan_steps()
+            return loaded
+        self._set_rates()
+        if step not in (-1, found):
+            logger.warning(
+                f"--checkpoint.load_step={step} has no effect: the job goes on at step {found}, "
+                f"its newest; remove {self._place} to begin with another checkpoint"
+            )
+        if self.exclude_from_loading:
+            logger.warning(
+                "--checkpoint.exclude_from_loading has no effect: the job goes on with all that "
+                f"{self._place} has"
+            )
+        if found >= self._trainer.config.training.steps:
+            self._export(found)  # for which the job has ended too early, or was not asked
+        return True
 
     def _set_rates(self) -> None:
         """Has the optimizers learn at the rates of the schedules, which know their step only."""
@@ -125,7 +144,6 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
 
     def _load_theirs(self, step: int) -> bool:
         """Begins with what torchtitan itself has saved, or with other weights, if asked to."""
-        self.states.pop(DATALOADER, None)  # of one world only
         loaded = bool(super()._load(step))
         if reached := self._trainer.step:
             self._progress.begin_at(reached, self._trainer.ntokens_seen)
@@ -141,20 +159,33 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             return bool(super()._save(curr_step, last_step))
         if self.load_only:
             return False
+        self._has_stepped = True
         self._ours.step()
         if last_step or (curr_step == 1 and self.enable_first_step_checkpoint):
             self._ours.save()
-        if last_step and self.last_save_model_only:
+        if last_step:
             self._ours.wait()
-            self._save_last_step(curr_step)
+            self._export(curr_step)
         return True
 
-    def _close(self) -> None:
-        if self._is_closed:
+    def _export(self, step: int) -> None:
+        """Writes what torchtitan leaves of a job that is over, if it is asked for and not there."""
+        if not self.last_save_model_only or self.load_only:
             return
-        self._is_closed = True
-        if sys.exc_info()[0] is None and not self.load_only and not self._seeds:
+        place = self._create_checkpoint_id(step)
+        complete = any(
+            filesystem.isfile(filesystem.join(place, name))
+            for name in (".metadata", "model.safetensors.index.json")
+        )
+        # All ranks have the same answer before any of them writes.
+        dist.barrier()
+        if not complete:
+            self._save_last_step(step)
+
+    def _close(self) -> None:
+        if self._has_stepped and sys.exc_info()[0] is None:
             # Where the data ended early, the last step is not saved yet.
             self._ours.save()
             self._ours.close()
+            self._has_stepped = False
         super()._close()

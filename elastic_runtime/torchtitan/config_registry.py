@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.errors import UsageError
 from elastic_runtime.torchtitan.supported import check_torchtitan
 
 check_torchtitan()
@@ -38,8 +40,32 @@ def __dir__() -> list[str]:
 def _find(name: str) -> Any:
     path, _, function = name.rpartition(".")
     if path:
-        return getattr(importlib.import_module(path), function, None)
+        return _own(path, function)
     return next((getattr(one, name) for one in _registries(name) if hasattr(one, name)), None)
+
+
+def _own(path: str, function: str) -> Any:
+    """A function of the user's, by its path.
+
+    Raises:
+        UsageError: there is no such module, or no such function in it.
+    """
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not path.startswith(error.name):
+            raise  # a module that it needs
+        raise UsageError(
+            f"--config {path}.{function}: there is no module {path}; give the path of a function "
+            "that makes a config, as Python would import it"
+        ) from None
+    if not callable(found := getattr(module, function, None)):
+        there = ", ".join(_configs(module)) or "none"
+        raise UsageError(
+            f"--config {path}.{function}: {path} has no function {function}; those that make "
+            f"something without arguments are: {there}"
+        )
+    return found
 
 
 def _registries(name: str) -> Iterator[ModuleType]:
@@ -54,5 +80,7 @@ def _registries(name: str) -> Iterator[ModuleType]:
 
 
 def _configs(registry: ModuleType) -> list[str]:
+    """The functions of a registry that make a config of nothing."""
     own = vars(registry).items()
-    return [n for n, v in own if callable(v) and getattr(v, "__module__", "") == registry.__name__]
+    made = [(n, v) for n, v in own if inspect.isfunction(v) and v.__module__ == registry.__name__]
+    return [n for n, v in made if not n.startswith("_") and not inspect.signature(v).parameters]

@@ -73,4 +73,5 @@ def _trainer(of: type[Any]) -> type[Any]:
 
 
 def _values(config: Any) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fields = (field.name for field in dataclasses.fields(config) if field.init)
+    return {name: getattr(config, name) for name in fields}

@@ -53,11 +53,13 @@ class ElasticMixin(_Base):  # type: ignore[misc,valid-type]  # torchtitan has no
         loader = self.dataloader
         if not isinstance(loader, ElasticDataLoader):
             raise UsageError(
-                f"ElasticTrainer needs a loader that shares out its data anew, and this one is a "
-                f"{type(loader).__name__}; make the config with elastic_runtime.torchtitan.elastic"
+                f"{type(self).__name__} needs a loader that shares out its data anew, and this one "
+                f"is a {type(loader).__name__}; make the config with "
+                "elastic_runtime.torchtitan.elastic"
             )
         loader.saves = _first_of_its_data(self.parallel_dims)
-        self._plan()
+        if self._written > 0 or not self.checkpointer.enable:
+            self.plan_steps()
         if getattr(self, "validator", None) is not None:
             self._announce_validation()
 
@@ -70,6 +72,7 @@ class ElasticMixin(_Base):  # type: ignore[misc,valid-type]  # torchtitan has no
         config = self.config
         asked = _degrees(config.parallelism)
         world = int(os.environ.get("WORLD_SIZE", 1))
+        _check(config.training)
         config.parallelism.data_parallel_replicate_degree = asked.fitted(world).replicate
         dims = super().init_distributed()
         training = config.training
@@ -82,6 +85,21 @@ class ElasticMixin(_Base):  # type: ignore[misc,valid-type]  # torchtitan has no
         training.global_batch_size = -(-self.global_batch // here) * here
         return dims
 
+    def plan_steps(self) -> None:
+        """Shares out the sequences of a step; to be called before the first one.
+
+        If the config names no global batch, a checkpoint may, so that it is called after the load.
+
+        Raises:
+            UsageError: they cannot be shared out.
+        """
+        local = self.config.training.local_batch_size
+        shares = self.dataloader.plan(self.global_batch, local)
+        self.gradient_accumulation_steps = shares.micro_batches
+        if shares != self._told:
+            logger.info(f"elastic: {shares}")
+        self._told = shares
+
     def go_on(self, saved_global_batch: int) -> None:
         """Takes over the global batch of the steps that were made, if the config names none.
 
@@ -93,15 +111,7 @@ class ElasticMixin(_Base):  # type: ignore[misc,valid-type]  # torchtitan has no
         """
         if self._written < 0:
             self.global_batch = saved_global_batch
-        self._plan()
-
-    def _plan(self) -> None:
-        local = self.config.training.local_batch_size
-        shares = self.dataloader.plan(self.global_batch, local)
-        self.gradient_accumulation_steps = shares.micro_batches
-        if shares != self._told:
-            logger.info(f"elastic: {shares}")
-        self._told = shares
+        self.plan_steps()
 
     def _announce_validation(self) -> None:
         """No step is expected meanwhile, however long it takes."""
@@ -130,6 +140,17 @@ def _degrees(parallelism: Any) -> Degrees:
         shard=parallelism.data_parallel_shard_degree,
         replicate=parallelism.data_parallel_replicate_degree,
     )
+
+
+def _check(training: Any) -> None:
+    if training.local_batch_size < 1 or not (
+        training.global_batch_size > 0 or training.global_batch_size == -1
+    ):
+        raise UsageError(
+            f"--training.local_batch_size {training.local_batch_size} and "
+            f"--training.global_batch_size {training.global_batch_size} are sequences: give at "
+            "least 1 of each, or leave the second one out"
+        )
 
 
 def _first_of_its_data(dims: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 # What activation checkpointing adds to the names of parameters, and not to those of a state dict.
@@ -53,6 +54,25 @@ class ModelParts(nn.Module):  # type: ignore[misc]
                 yield name.replace(_WRAPPER, ""), buffer
 
 
+class _States(Mapping[torch.Tensor, Any]):
+    """The states of several optimizers; a ``ChainMap`` would add to them, as they have defaults."""
+
+    def __init__(self, states: Sequence[Mapping[torch.Tensor, Any]]) -> None:
+        self._states = states
+
+    def __getitem__(self, parameter: torch.Tensor) -> Any:
+        for state in self._states:
+            if parameter in state:
+                return state[parameter]
+        raise KeyError(parameter)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (parameter for state in self._states for parameter in state)
+
+    def __len__(self) -> int:
+        return sum(len(state) for state in self._states)
+
+
 class OptimizerParts(torch.optim.Optimizer):  # type: ignore[misc]
     """All optimizers of this rank as one, whose state goes by the names of parameters only.
 
@@ -76,9 +96,9 @@ class OptimizerParts(torch.optim.Optimizer):  # type: ignore[misc]
         return [{"params": [parameter for group in groups for parameter in group["params"]]}]
 
     @property
-    def state(self) -> dict[torch.Tensor, Any]:
+    def state(self) -> Mapping[torch.Tensor, Any]:
         """Of all of them, by parameter."""
-        return {p: state for one in self._optimizers for p, state in one.state.items()}
+        return _States([one.state for one in self._optimizers])
 
     def state_dict(self) -> dict[str, Any]:
         """Only how parameters are counted; what belongs to them is in ``state``."""

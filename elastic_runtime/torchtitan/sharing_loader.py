@@ -22,7 +22,13 @@ from elastic_runtime.checkpoint.entries.pieces import InPieces
 from elastic_runtime.data.sampler import share_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.errors import CheckpointUsageError, UsageError
-from elastic_runtime.torchtitan.stream_reader import StepReader, StreamStep, packed, unpacked
+from elastic_runtime.torchtitan.stream_reader import (
+    StepReader,
+    StreamStep,
+    packed,
+    steps_of,
+    unpacked,
+)
 from elastic_runtime.torchtitan.stream_shares import StreamShares, saved_streams
 
 Batch = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -35,6 +41,7 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         of: torchtitan's loader, or the user's, whose data set is read.
         saves: whether this rank saves the positions; False on all but one of those that read the
             same data, as under tensor parallelism.
+        is_saved: steps are committed, and positions after them asked for.
     """
 
     of: ClassVar[type[Any]]
@@ -65,7 +72,7 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         self._saved_streams = 0
         self._example: Any = None
         self._collate: Callable[[list[Any]], Any] = default_collate
-        self.saves = True
+        self.saves = self.is_saved = True
         # By the number of the stream: after the last commit, and after each step taken since.
         self._positions: dict[int, bytes] = {}
         self._taken: deque[dict[int, bytes]] = deque()
@@ -82,6 +89,13 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         """
         streams = self._config.streams or self._saved_streams or global_batch
         rank, ranks = self._place
+        if self._saved_streams and global_batch % self._saved_streams:
+            raise CheckpointUsageError(
+                f"the checkpoint has the positions of {self._saved_streams} streams of data, and a "
+                f"global batch of {global_batch} sequences cannot be taken from them in equal "
+                f"parts; give a --training.global_batch_size that is a multiple of "
+                f"{self._saved_streams}"
+            )
         self._shares = StreamShares(global_batch, streams, ranks, rank, local_batch)
         return self._shares
 
@@ -96,7 +110,8 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
             rows = [row for one in step for row in one.rows]
             if finite and _over_all_ranks(len(rows)) == 0:
                 return
-            self._taken.append({one.stream: one.position for one in step})
+            if self.is_saved:
+                self._taken.append({one.stream: one.position for one in step})
             self._example = rows[-1] if rows else self._example
             rows += [self._filler() for _ in range(shares.rows - len(rows))]
             for first in range(0, len(rows), self._at_once):
@@ -159,8 +174,8 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
             )
         return self._shares
 
-    def _stream(self, number: int) -> Any:
-        """The data set of a stream, where it was left."""
+    def _stream(self, number: int, *, again: bool = False) -> Any:
+        """The data set of a stream, where it was left; or from its beginning again."""
         streams = self._planned().streams
         try:
             loader = self.of(
@@ -170,12 +185,12 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
                 local_batch_size=1,
                 **self._runtime,
             )
-        except IndexError:  # what datasets raises where there is no sample for a rank
-            raise _too_few(self.of, streams) from None
+        except IndexError as error:  # what datasets raises where there is no sample for a rank
+            raise _too_few(self.of, streams) from error
         data = loader.dataset
         self._collate = loader.collate_fn or default_collate
         _check(data, self.of, streams)
-        if (position := self._positions.get(number)) is not None:
+        if not again and (position := self._positions.get(number)) is not None:
             data.load_state_dict(unpacked(position))
         return data
 
@@ -183,7 +198,7 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         reader = StepReader(streams, per_stream)
         processes = min(getattr(self._config, "num_workers", 0), len(streams))
         if processes == 0:
-            yield from reader
+            yield from map(steps_of, reader)
             return
         loader = DataLoader(
             reader,
@@ -195,15 +210,17 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         end_with_program(loader)
         parts = iter(loader)  # each process in turn
         while True:
-            step = [one for _ in range(processes) for one in next(parts)]
+            step = [one for _ in range(processes) for one in steps_of(next(parts))]
             # In the order of the streams, however many processes there are.
             yield sorted(step, key=lambda one: one.stream)
 
     def _filler(self) -> Any:
         """A sequence that does not count: all its labels are ignored."""
         if self._example is None:
-            # This rank has no stream in so large a world. Any sequence has the right shape.
-            self._example = next(iter(self._stream(0)))
+            # This rank has no stream in so large a world, or all of its own are over.
+            self._example = next(iter(self._stream(0, again=True)), None)
+            if self._example is None:
+                raise _too_few(self.of, self._planned().streams)
         inputs, labels = self._example
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
             raise UsageError(
@@ -252,7 +269,8 @@ def elastic_dataloader(config: Any) -> Any:
         )
     if of not in _made:
         _made[of] = _loader_class(of)
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    fields = (field.name for field in dataclasses.fields(config) if field.init)
+    values = {name: getattr(config, name) for name in fields}
     return _made[of].Config(**values)
 
 

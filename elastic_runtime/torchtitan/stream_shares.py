@@ -78,9 +78,11 @@ class StreamShares:
         counts = [len(self.of(rank).own) * self.per_stream for rank in range(self.ranks)]
         shares = f"{counts[0]}" if len(set(counts)) == 1 else f"{counts[0]} to {counts[-1]}"
         filled = self.rows * self.ranks - self.global_batch
+        # torchtitan's own line about its start counts these as well.
         idle = f", {filled} filled up" if filled else ""
+        ranks = "1 data-parallel rank" if self.ranks == 1 else f"{self.ranks} data-parallel ranks"
         return (
-            f"{self.global_batch} sequences a step on {self.ranks} data-parallel ranks: {shares} "
+            f"{self.global_batch} sequences a step on {ranks}: {shares} "
             f"each, in {self.micro_batches} x {self.local_batch}{idle}"
         )
 

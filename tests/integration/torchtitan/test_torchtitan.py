@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def test_data_that_end_do_so_on_all_ranks(tmp_path: Path) -> None:
         assert max(note["step"] for note in job.said("trained")) == 21
 
 
-@pytest.mark.slow("three jobs, one after the other")
+@pytest.mark.slow("six jobs, one after the other")
 def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
     theirs = "--checkpoint.enable --training.local_batch_size 5 --training.steps 20"
     with TitanJob(tmp_path, kind="theirs", environ={"TITAN_OPTIONS": theirs}) as job:
@@ -65,6 +66,8 @@ def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
         weights = job.said("ended")[-1]["weights"]
         assert "elastic_runtime.torchtitan" in job.event("hint", about="trainer")["text"]
     assert (tmp_path / "checkpoint" / "step-20" / ".metadata").is_file()
+    with TitanJob(tmp_path, environ={"TITAN_OPTIONS": "--training.steps 20"}) as job:
+        assert job.end() == 0, job.story()  # nothing was left to do, and nothing is saved
     export = "--checkpoint.last_save_model_only --training.steps 25"
     with TitanJob(tmp_path, environ={"TITAN_OPTIONS": export}) as job:
         assert job.end() == 0, job.story()
@@ -75,7 +78,12 @@ def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
         assert ends["step"] == 25
         assert ends["weights"] != weights
         assert {note["tokens"] for note in job.said("ended")} == {20 * 160, 25 * 160}
-    assert (tmp_path / "checkpoint" / "step-25" / ".metadata").is_file()  # what was exported
+    exported = tmp_path / "checkpoint" / "step-25"
+    assert (exported / ".metadata").is_file()
+    shutil.rmtree(exported)  # as if the job had been killed between its last save and the export
+    with TitanJob(tmp_path, environ={"TITAN_OPTIONS": export}) as job:
+        assert job.end() == 0, job.story()
+    assert (exported / ".metadata").is_file()
     with TitanJob(tmp_path, environ={"TITAN_OPTIONS": "--checkpoint.load_step 20"}) as job:
         assert job.end() == 0, job.story()
         assert "load_step=20 has no effect: the job goes on at step 25" in job.log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.torchtitan.stream_reader import StepReader, packed, unpacked
+from elastic_runtime.torchtitan.stream_reader import StepReader, packed, steps_of, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ class Counting:
 
 
 def steps(reader: StepReader, count: int) -> list[list[tuple[int, list[int], int]]]:
-    taken = [step for step, _ in zip(reader, range(count), strict=False)]
+    taken = [steps_of(step) for step, _ in zip(reader, range(count), strict=False)]
     return [[(one.stream, one.rows, unpacked(one.position)["next"]) for one in s] for s in taken]
 
 
@@ -57,7 +58,7 @@ def test_a_stream_that_is_over_gives_nothing_while_others_go_on() -> None:
 
 def test_a_position_is_as_it_was_after_its_step() -> None:
     reader = StepReader({0: Counting(0, 9)}, per_stream=1)
-    first, second = (step for step, _ in zip(reader, range(2), strict=False))
+    first, second = (steps_of(step) for step, _ in zip(reader, range(2), strict=False))
     assert unpacked(first[0].position)["given"] == [0]
     assert unpacked(second[0].position)["given"] == [0, 1]
 
@@ -66,15 +67,37 @@ def test_processes_share_the_streams_and_take_turns() -> None:
     reader = StepReader({n: Counting(10 * n, 10 * n + 9) for n in range(5)}, per_stream=1)
     parts = iter(DataLoader(reader, batch_size=None, num_workers=2))
     for step in range(3):
-        found = [one for _ in range(2) for one in next(parts)]
+        found = [one for _ in range(2) for one in steps_of(next(parts))]
         assert {one.stream: one.rows for one in found} == {n: [10 * n + step] for n in range(5)}
 
 
 def test_what_cannot_be_saved_is_named() -> None:
-    with pytest.raises(UsageError, match=r"more than plain values.*Tensor"):
+    with pytest.raises(UsageError, match=r"more than plain values.*tensor"):
         packed({"buffer": torch.zeros(2)})
 
 
 def test_positions_come_back_as_they_were() -> None:
-    position = {"epoch": 2, "buffer": [1, 2], "shards": {0: None, 1: "a"}, "share": 0.5}
+    # A tuple and large numbers, as in the state of a generator.
+    position = {"epoch": 2, "buffer": [1, 2], "shards": {0: None}, "rng": (3, (1 << 127,), None)}
     assert unpacked(packed(position)) == position
+
+
+class Rows:
+    """Gives tensors for ever."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            yield {"input": torch.ones(8)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_many_sequences_of_processes_take_no_descriptors() -> None:
+    reader = StepReader({n: Rows() for n in range(300)}, per_stream=1)
+    parts = iter(DataLoader(reader, batch_size=None, num_workers=2, prefetch_factor=2))
+    next(parts)
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [next(parts) for _ in range(6)]
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+    assert sum(len(steps_of(one)) for one in kept) == 900

@@ -67,9 +67,10 @@ def check_what_there_is_not_is_named_with_what_there_is() -> None:
     with pytest.raises(ValueError, match="'llama3_nothing' not found") as caught:
         parsed("llama3_nothing")
     assert "llama3_debugmodel" in str(caught.value)
-    with pytest.raises(ValueError, match="not found"):
+    assert "enable_fused_swiglu" not in str(caught.value)  # which makes no config of nothing
+    with pytest.raises(UsageError, match=r"has no function nothing; .*mine"):
         parsed("config_checks.nothing")
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+    with pytest.raises(UsageError, match="there is no module no_such_package"):
         parsed("no_such_package.mine")
 
 
@@ -93,8 +94,9 @@ def check_what_is_given_is_left_alone() -> None:
 def check_settings_that_cannot_be() -> None:
     with pytest.raises(UsageError, match=r"no evry; it has .*every"):
         elastic(llama3_debugmodel(), evry="5m")
-    with pytest.raises(CheckpointUsageError, match="every='often'"):
-        elastic(llama3_debugmodel(), every="often")
+    for name in ("every", "keep_every", "snapshot_every"):
+        with pytest.raises(CheckpointUsageError, match=f"{name}='often'"):
+            elastic(llama3_debugmodel(), **{name: "often"})
     with pytest.raises(UsageError, match="not a Config"):
         elastic(HuggingFaceTextDataLoader.Config())
     with pytest.raises(UsageError, match="takes the config of a torchtitan Trainer, not a dict"):
@@ -186,11 +188,30 @@ def check_another_number_of_streams_is_adopted_or_refused() -> None:
     loader = counted().build(dp_world_size=2, dp_rank=1, local_batch_size=2)
     assert sorted(loader.needed_pieces(saved)) == ["4", "5", "6", "7"]
     assert loader.plan(16, 2).per_stream == 2
-    with pytest.raises(UsageError, match="12 sequences cannot be taken from 8 streams"):
+    with pytest.raises(CheckpointUsageError, match="batch_size that is a multiple of 8"):
         loader.plan(12, 2)
     asked = counted(streams=4).build(dp_world_size=2, dp_rank=1, local_batch_size=2)
     with pytest.raises(CheckpointUsageError, match=r"positions of 8 streams .* asks for 4"):
         asked.needed_pieces(saved)
+
+
+def check_a_rank_whose_streams_are_over_goes_on_with_what_does_not_count() -> None:
+    loader = counted(last=101).build(dp_world_size=4, dp_rank=0, local_batch_size=1)
+    loader.needed_pieces(["0", "1", "2", "3"])
+    loader.take_pieces({"0": {"next": 101}})  # its end
+    loader.plan(4, 1)
+    inputs, labels = next(iter(loader))
+    assert inputs["input"].tolist() == [[0, 0, 0]]
+    assert (labels == IGNORE_INDEX).all()
+
+
+def check_positions_that_nobody_asks_for_are_not_kept() -> None:
+    loader = counted().build(dp_world_size=1, dp_rank=0, local_batch_size=4)
+    loader.is_saved = False
+    loader.plan(4, 4)
+    for _ in zip(loader, range(5), strict=False):
+        pass
+    assert not loader._taken
 
 
 def check_a_data_set_without_positions_or_samples() -> None:
@@ -230,11 +251,11 @@ class Bare(BaseDataLoader):
 class Counted(IterableDataset[Any]):
     """The numbers from 100 times the rank on, each as a sequence of three tokens."""
 
-    def __init__(self, rank: int, *, real: bool) -> None:
-        self._next, self._real = 100 * rank, real
+    def __init__(self, rank: int, *, real: bool, last: int) -> None:
+        self._next, self._real, self._last = 100 * rank, real, last
 
     def __iter__(self) -> Any:
-        while True:
+        while self._next < self._last:
             row = torch.full((3,), self._next)
             self._next += 1
             yield {"input": row}, row.float() if self._real else row
@@ -261,12 +282,13 @@ class CountedLoader(ParallelAwareDataloader):
         infinite: bool = True
         real: bool = False
         kind: str = ""
-        more: list[int] = field(default_factory=list)
+        last: int = 1000
+        made: int = field(init=False, default=0)
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int
     ) -> None:
-        data: Any = Counted(dp_rank, real=config.real)
+        data: Any = Counted(dp_rank, real=config.real, last=config.last)
         if config.kind == "no state":
             data = Plain()
         elif config.kind == "few":

@@ -88,7 +88,9 @@ class NotingTrainer(Trainer):
         with torch.no_grad():
             for value in self.model_parts[0].parameters():
                 whole = torch.randn(value.shape, generator=draws) * 0.05
-                value.copy_(distribute_tensor(whole, value.device_mesh, value.placements))
+                if hasattr(value, "device_mesh"):
+                    whole = distribute_tensor(whole, value.device_mesh, value.placements)
+                value.copy_(whole)
         self.rows: list[list[int]] = []
         round = int(os.environ.get("ELASTIC_ROUND") or 0)
         self.world = replace(elastic.World.of_environment(os.environ), round=round)
