@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     import torch
-
-F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def cuda_is_lost() -> bool:
@@ -447,16 +445,3 @@ def keep_versions_in_ddp() -> None:
             sync(module, *args, **options)
 
     distributed._sync_module_states = quietly
-
-
-def never_compiled(function: F) -> F:
-    """Has a function run as it is where it is called by something that is compiled.
-
-    ``torch.compiler.disable`` does the same, and imports all of the compiler at once.
-
-    Args:
-        function: whose effects a compiler cannot see.
-    """
-    import torch
-
-    return torch._disable_dynamo(function)  # type: ignore[no-any-return]

@@ -17,7 +17,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elastic_runtime.events.state_events import TrainerUnadapted
-from elastic_runtime.system.torch_private import never_compiled
 from elastic_runtime.worker.context import context
 
 # The first step may be one that a library makes to have the optimizer allocate its memory.
@@ -39,13 +38,17 @@ class _Watch:
 
     def __init__(self) -> None:
         self._steps: dict[int, int] = {}
+        self._is_over = False
+        # It stays: one that goes while torch calls them all is an error for those after it.
         self._hook: Any = register_optimizer_step_post_hook(self._after_step)
 
-    @never_compiled  # a compiled step calls it as well
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, keywords: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._is_over or torch.compiler.is_compiling():
+            return
         count = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
         if count >= _LOOKS_AT:
-            self._hook.remove()
+            self._is_over = True
+            self._steps.clear()
             _look()
 
 

@@ -141,7 +141,7 @@ def test_what_is_said_once_leaves_nothing_behind(agent: FakeAgent, worker: Worke
     assert isinstance(agent.hear(), Note)
     with pytest.raises(AssertionError, match="hung up"):
         agent.hear()
-    assert not [t for t in threading.enumerate() if t.name == "elastic-channel" and t.is_alive()]
+    listener_has_ended()
 
 
 def test_what_is_said_once_keeps_a_connection_that_was_there(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elastic_runtime.events.state_events import TrainerUnadapted
 from elastic_runtime.protocol.messages import ENV_CHANNEL
@@ -63,6 +64,18 @@ def test_a_trainer_is_told_of_at_the_third_step(
     train(9)
     assert told == [TrainerUnadapted("Lightning", alone=False)]
     del at_work
+
+
+def test_it_looks_once_and_leaves_other_hooks_alone(
+    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    other = register_optimizer_step_post_hook(lambda *_: seen.append(1))
+    train(6)
+    other.remove()
+    train(6)
+    assert len(seen) == 6
+    assert len(told) == 1
 
 
 def test_a_package_that_is_loaded_and_not_used_is_not_told_of(
