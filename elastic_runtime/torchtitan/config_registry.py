@@ -53,7 +53,7 @@ def _own(path: str, function: str) -> Any:
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if error.name is not None and not path.startswith(error.name):
+        if not f"{path}.".startswith(f"{error.name}."):
             raise  # a module that it needs
         raise UsageError(
             f"--config {path}.{function}: there is no module {path}; give the path of a function "

@@ -265,7 +265,7 @@ def elastic_dataloader(config: Any) -> Any:
     if not issubclass(of, DataLoader):
         raise UsageError(
             f"{of.__name__} has no data set that can be cut into streams; subclass torchtitan's "
-            "ParallelAwareDataloader, or give a loader with commit(), see docs/torchtitan.md"
+            "ParallelAwareDataloader, see docs/torchtitan.md"
         )
     if of not in _made:
         _made[of] = _loader_class(of)

@@ -84,7 +84,7 @@ def packed(position: Any) -> bytes:
         UsageError: there is something else in it.
     """
     try:
-        # It takes a tenth of a copy's time, and keeps tuples and numbers of any size as they are.
+        # A twentieth of a copy's time; tuples and numbers of any size stay as they are.
         return marshal.dumps(position)
     except ValueError:
         raise UsageError(

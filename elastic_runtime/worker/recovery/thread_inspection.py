@@ -87,7 +87,7 @@ def in_script(trace: TracebackType | None) -> TracebackType | None:
 def _is_library(file: str) -> bool:
     """Whether a file is no script of a user's; our examples are scripts like theirs."""
     own = file.startswith(_PACKAGE) and not file.startswith(_EXAMPLES)
-    made = file.startswith("<")  # by a library, such as the __init__ of a dataclass
+    made = file == "<string>"  # by a library, such as the __init__ of a dataclass
     return own or made or any(part in file for part in _LIBRARIES)
 
 

@@ -27,14 +27,12 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.hf_datasets import DatasetConfig, text_datasets
-from torchtitan.models import llama3
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 from torchtitan.trainer import Trainer
 from workload import SAVE_EVERY, STEP_SECONDS, StepLog, hold_ballast
 
 from elastic_runtime.torchtitan import elastic
 
-WORDS, WIDTH, LENGTH = 256, 32, 16
+WORDS, LENGTH = 256, 16
 
 
 class Numbers(BaseTokenizer):
@@ -100,27 +98,7 @@ def small() -> Trainer.Config:
     parser.add_argument("--checkpoint", required=True, help="where checkpoints go")
     parser.add_argument("--steps", type=int, default=1 << 20)
     args = parser.parse_args(WORDS_GIVEN)
-    norm = RMSNorm.Config(param_init=llama3._NORM_INIT, normalized_shape=WIDTH)
-    spec = llama3.model_registry("debugmodel")
-    spec.model = llama3.Llama3Model.Config(
-        dim=WIDTH,
-        vocab_size=WORDS,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=WORDS, embedding_dim=WIDTH, param_init=llama3._EMBEDDING_INIT
-        ),
-        norm=norm,
-        lm_head=Linear.Config(
-            in_features=WIDTH, out_features=WORDS, param_init=llama3._output_linear_init(WIDTH)
-        ),
-        layers=llama3._build_llama3_layers(
-            n_layers=2,
-            dim=WIDTH,
-            n_heads=2,
-            hidden_dim=64,
-            rope=ComplexRoPE.Config(dim=WIDTH // 2, max_seq_len=128, theta=10000),
-            attn_backend="flex",
-        ),
-    )
+    spec = cpu_device.small_model(WORDS)
     config = LoggingTrainer.Config(
         model_spec=spec,
         notes=args.notes,

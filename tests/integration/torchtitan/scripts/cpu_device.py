@@ -73,6 +73,39 @@ def for_cpu(config: Any) -> Any:
     return config
 
 
+def small_model(words: int, width: int = 32) -> Any:
+    """What torchtitan knows of a language model of two layers.
+
+    Args:
+        words: of its vocabulary.
+        width: of its layers.
+    """
+    from torchtitan.models import llama3
+    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+
+    spec = llama3.model_registry("debugmodel")
+    spec.model = llama3.Llama3Model.Config(
+        dim=width,
+        vocab_size=words,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=words, embedding_dim=width, param_init=llama3._EMBEDDING_INIT
+        ),
+        norm=RMSNorm.Config(param_init=llama3._NORM_INIT, normalized_shape=width),
+        lm_head=Linear.Config(
+            in_features=width, out_features=words, param_init=llama3._output_linear_init(width)
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers=2,
+            dim=width,
+            n_heads=2,
+            hidden_dim=64,
+            rope=ComplexRoPE.Config(dim=width // 2, max_seq_len=128, theta=10000),
+            attn_backend="flex",
+        ),
+    )
+    return spec
+
+
 def _summing(parallelize: Callable[..., Any]) -> Callable[..., Any]:
     """gloo cannot scale while it reduces, as NCCL can: FSDP has to do it itself."""
 

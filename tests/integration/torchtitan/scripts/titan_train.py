@@ -24,8 +24,6 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.hf_datasets import DatasetConfig, text_datasets
-from torchtitan.models import llama3
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
 from torchtitan.trainer import Trainer
 
 import elastic_runtime as elastic
@@ -38,7 +36,7 @@ args = options()
 notes = Notes(args.folder)
 STEPS = int(os.environ.get("MAX_STEPS") or 0) or 60
 SAMPLES, GLOBAL_BATCH, LOCAL_BATCH, LENGTH = 203, 10, 2, 16
-VOCABULARY, WIDTH = 256, 32
+VOCABULARY = 256
 LAST = {"finite": 21}  # the step with which a job ends otherwise
 
 
@@ -128,29 +126,7 @@ class NotingTrainer(Trainer):
 
 def small() -> Trainer.Config:
     """A model of two layers that learns numbers."""
-    spec = llama3.model_registry("debugmodel")
-    width = {"param_init": llama3._NORM_INIT, "normalized_shape": WIDTH}
-    spec.model = llama3.Llama3Model.Config(
-        dim=WIDTH,
-        vocab_size=VOCABULARY,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=VOCABULARY, embedding_dim=WIDTH, param_init=llama3._EMBEDDING_INIT
-        ),
-        norm=RMSNorm.Config(**width),
-        lm_head=Linear.Config(
-            in_features=WIDTH,
-            out_features=VOCABULARY,
-            param_init=llama3._output_linear_init(WIDTH),
-        ),
-        layers=llama3._build_llama3_layers(
-            n_layers=2,
-            dim=WIDTH,
-            n_heads=2,
-            hidden_dim=64,
-            rope=ComplexRoPE.Config(dim=WIDTH // 2, max_seq_len=128, theta=10000),
-            attn_backend="flex",
-        ),
-    )
+    spec = cpu_device.small_model(VOCABULARY)
     config = NotingTrainer.Config(
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY),

@@ -117,3 +117,11 @@ def test_whoever_waits_for_the_gpu_waits_for_others() -> None:
     finally:
         done.append(True)
         thread.join()
+
+
+def test_a_place_that_a_library_has_made_is_not_shown() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(compile("1 / 0", "<string>", "exec"), {})  # as the __init__ of a dataclass
+    assert thread_inspection.met(caught.value.__traceback__).startswith(
+        "test_thread_inspection.py:"
+    )
