@@ -15,6 +15,7 @@ low priority it works through the tests that only compute, from the last one on.
 from __future__ import annotations
 
 import os
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from xdist.workermanage import WorkerController
 
@@ -44,8 +45,9 @@ HEAVY = tuple(
         "integration/accelerate",
         "integration/in_place",
         "integration/lightning",
-        "integration/transformers",
         "integration/snapshots",
+        "integration/torchtitan",
+        "integration/transformers",
     )
 )
 # Integration tests wait more than they compute.
@@ -55,8 +57,11 @@ COMPUTING = ("model", "unit")
 # The priority of the process that runs only these.
 LOW_PRIORITY = 10
 FEW_SCHEDULES = 0.1
-# Seconds; a test that takes longer says why.
-LONG = 30.0
+# Seconds of processor time; a test that takes more says why.
+LONG = 20.0
+# How many folders the summary names.
+FOLDERS = 15
+_PROCESSOR = "processor_s"
 _FILLER = "filler"
 _HAS_FILLER = pytest.StashKey[bool]()
 
@@ -69,6 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The order is ours; xdist would begin with the files that have the most tests."""
+    config.pluginmanager.register(_Processor())
     config.option.loadscopereorder = False
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Failures(config))
@@ -242,17 +248,52 @@ class _Failures:
         terminal.write(f"\n{report.nodeid} failed{where}: {first}\n", flush=True)
 
 
+class _Processor:
+    """Notes the processor time of each part of a test: how long it takes by the clock says more
+    about the tests beside it. What processes use that outlive their test counts for the next."""
+
+    def __init__(self) -> None:
+        self._used = _processor_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        before, self._used = self._used, _processor_s()
+        report.user_properties.append((_PROCESSOR, f"{self._used - before:.2f}"))
+        return report
+
+
+def _processor_s() -> float:
+    """Seconds of this process and of all its children that have ended."""
+    parts = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(part.ru_utime + part.ru_stime for part in parts)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names tests that took long and do not say why; no failure, as machines are busy at times."""
-    took: Counter[str] = Counter()
+    """Says what used the processors: folders, and tests that do not say why; no failure, as
+    machines differ."""
+    tests: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
+    slow = set()
     for report in _reports(terminalreporter):
-        if "slow" not in report.keywords:
-            took[report.nodeid] += report.duration  # type: ignore[assignment]
-    long = [(nodeid, seconds) for nodeid, seconds in took.most_common() if seconds > LONG]
+        seconds = sum(
+            float(str(value)) for name, value in report.user_properties if name == _PROCESSOR
+        )
+        tests[report.nodeid] += seconds  # type: ignore[assignment]
+        folders[str(Path(report.nodeid.partition("::")[0]).parent)] += seconds  # type: ignore[assignment]
+        if "slow" in report.keywords:
+            slow.add(report.nodeid)
+    long = [one for one in tests.most_common() if one[1] > LONG and one[0] not in slow]
     if long:
-        terminalreporter.section(f'over {LONG:g} s without pytest.mark.slow("reason")')
-        for nodeid, seconds in long:
-            terminalreporter.write_line(f"{seconds:.0f} s  {nodeid}")
+        terminalreporter.section(
+            f'over {LONG:g} s of processor time without pytest.mark.slow("reason")'
+        )
+        for name, seconds in long:
+            terminalreporter.write_line(f"{seconds:.0f} s  {name}")
+    if sum(tests.values()) > LONG:
+        terminalreporter.section("processor time")
+        for name, seconds in folders.most_common(FOLDERS):
+            terminalreporter.write_line(f"{seconds:.0f} s  {name}")
 
 
 def _reports(terminalreporter: pytest.TerminalReporter) -> Iterator[pytest.TestReport]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.clock import ManualClock
 from elastic_runtime.errors import StoreUnavailable
 from elastic_runtime.rendezvous.stores.etcd.etcd_lease import EtcdLease, LeaseKeeper
 
@@ -38,13 +39,20 @@ def _kept(server: Server) -> tuple[LeaseKeeper, EtcdLease, queue.SimpleQueue[Etc
 
 
 def test_a_lease_is_kept_as_long_as_its_owner_beats() -> None:
-    server = Server(1)  # as etcd, in whole seconds
-    keeper, lease, lost = _kept(server)
+    server, clock = Server(1), ManualClock()  # it answers as etcd, in whole seconds
+    keeper, lost = LeaseKeeper(clock), queue.SimpleQueue[EtcdLease]()
+    lease = EtcdLease(7, TTL, keeper.now(), server, lost.put)
+    keeper.keep(lease)
     for _ in range(10):
-        assert server.asked.get(timeout=TIMEOUT) == 7
+        clock.advance(TTL / 2)
         keeper.beat(lease)
+        assert server.asked.get(timeout=TIMEOUT) == 7
     assert lost.empty()
     # Nobody beats any more: the lease ends, and is lost once.
+    clock.advance(2 * TTL)
+    with pytest.raises(queue.Empty):
+        server.asked.get(timeout=TTL)
+    clock.advance(1)
     assert lost.get(timeout=TIMEOUT) is lease
     with pytest.raises(queue.Empty):
         lost.get(timeout=TTL)
