@@ -8,12 +8,12 @@ Among several processes (pytest-xdist) tests are handed out file by file; what s
 that exists only once as one piece; and single long tests one by one. The longest folders come
 first, so that no process is left alone with a long test at the end. What runs many processes of its
 own runs in half of the processes at most: four jobs of several nodes at once would starve each
-other until something is too late. One process more uses the processor while the others wait: with a
-low priority it works through the tests that only compute, from the last one on.
+other until something is too late.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 from collections import Counter
@@ -50,20 +50,15 @@ HEAVY = tuple(
         "integration/transformers",
     )
 )
-# Integration tests wait more than they compute.
-PROCESSES_A_CORE = 2
-# These start few processes, and wait for nothing.
-COMPUTING = ("model", "unit")
-# The priority of the process that runs only these.
-LOW_PRIORITY = 10
+# Integration tests wait at times. With more processes than that a run is not shorter, as the cores
+# have no time left, and who waits for something begins to wait in vain.
+PROCESSES_A_CORE = 1.5
 FEW_SCHEDULES = 0.1
 # Seconds of processor time; a test that takes more says why.
 LONG = 20.0
-# How many folders the summary names.
-FOLDERS = 15
+# How many folders and tests the summary names.
+FOLDERS, TESTS_NAMED = 25, 40
 _PROCESSOR = "processor_s"
-_FILLER = "filler"
-_HAS_FILLER = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,8 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Failures(config))
-    elif config.workerinput.get(_FILLER):
-        os.nice(LOW_PRIORITY)
 
 
 @pytest.fixture(scope="session")
@@ -147,19 +140,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     named = _named(config)
     if not all(Path(name).is_dir() for name in named):
         return 0
-    config.stash[_HAS_FILLER] = not named  # a run of all tests
-    return PROCESSES_A_CORE * len(os.sched_getaffinity(0)) + (not named)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: WorkerController) -> None:
-    """Tells the last process that it is the one with a low priority."""
-    last = f"gw{len(node.nodemanager.specs) - 1}"
-    node.workerinput[_FILLER] = node.config.stash.get(_HAS_FILLER, False) and _id_of(node) == last
-
-
-def _id_of(node: WorkerController) -> str:
-    return str(node.gateway.id)
+    return math.ceil(PROCESSES_A_CORE * len(os.sched_getaffinity(0)))
 
 
 class _Pieces(LoadScopeScheduling):  # type: ignore[misc]
@@ -169,28 +150,11 @@ class _Pieces(LoadScopeScheduling):  # type: ignore[misc]
         return nodeid if folder in ONE_BY_ONE else TOGETHER.get(folder, path)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if node.workerinput.get(_FILLER):
-            piece = last_computing(self.workqueue)
-            if piece is None:  # what is left is not for a process of low priority
-                node.shutdown()
-                return
-        else:
-            pieces = (work for other, work in self.assigned_work.items() if other is not node)
-            heavy = sum(any(map(_is_heavy, _unfinished(work))) for work in pieces)
-            others = [one for one in self.nodes if not one.workerinput.get(_FILLER)]
-            piece = next_piece(self.workqueue, heavy, len(others))
+        pieces = (work for other, work in self.assigned_work.items() if other is not node)
+        heavy = sum(any(map(_is_heavy, _unfinished(work))) for work in pieces)
+        piece = next_piece(self.workqueue, heavy, len(self.nodes))
         self.workqueue.move_to_end(piece, last=False)
         super()._assign_work_unit(node)
-
-
-def last_computing(waiting: Iterable[str]) -> str | None:
-    """What the process of low priority runs next; None if there is nothing for it.
-
-    Args:
-        waiting: all pieces that no process has yet, in order.
-    """
-    pieces = [piece for piece in waiting if _folder(piece) in COMPUTING]
-    return pieces[-1] if pieces else None
 
 
 def next_piece(waiting: Iterable[str], heavy: int, processes: int) -> str:
@@ -292,7 +256,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{seconds:.0f} s  {name}")
     if sum(tests.values()) > LONG:
         terminalreporter.section("processor time")
-        for name, seconds in folders.most_common(FOLDERS):
+        for name, seconds in (*folders.most_common(FOLDERS), *tests.most_common(TESTS_NAMED)):
             terminalreporter.write_line(f"{seconds:.0f} s  {name}")
 
 

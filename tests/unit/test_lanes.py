@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.lanes import TESTS, further_cases, last_computing, next_piece
+from tests.lanes import TESTS, further_cases, next_piece
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,13 +53,6 @@ def test_half_of_the_processes_at_most_run_jobs_of_several_nodes() -> None:
     assert next_piece([heavy, light], 2, 4) == light
     assert next_piece([heavy, heavy], 2, 4) == heavy, "nobody waits while there is work"
     assert next_piece([light, heavy], 0, 4) == light, "in order else"
-
-
-def test_the_process_of_low_priority_computes_from_the_end() -> None:
-    job, model, unit = "tests/integration/test_x.py", "tests/model/test_m.py::m", "tests/unit/a.py"
-    assert last_computing([job, model, unit]) == unit
-    assert last_computing([model, job]) == model
-    assert last_computing([job]) is None
 
 
 class Item:

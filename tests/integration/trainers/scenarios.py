@@ -20,9 +20,9 @@ def lose_workers_and_a_node(job: TrainerJob, tolerance: float = 1e-5) -> None:
     """Rank 0 and rank 1 are killed, one after the other, and a node is asked to leave."""
     before = job.ranks(2)
     job.kill(before[0])  # which has loggers and the progress bar, and writes checkpoints
-    alone = job.ranks(1, after=before[0].round, more=1)
-    assert alone[0].pid == before[1].pid, "the survivor was restarted"
-    both = job.ranks(2, after=alone[0].round)
+    # The survivor is alone only until the replacement is there, which may be no step at all.
+    both = job.ranks(2, after=before[0].round)
+    assert before[1].pid in {note.pid for note in both.values()}, "the survivor was restarted"
     job.kill(both[1])
     both = job.ranks(2, after=both[0].round)
     os.kill(job.nodes()[both[1].node], signal.SIGTERM)

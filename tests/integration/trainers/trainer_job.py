@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tests import processes
 from tests.integration.in_place.job import ENVIRONMENT, Job
+from tests.integration.trainers.forked_runs import run_alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,16 +119,12 @@ class TrainerJob(Job):
         (own / "enough").touch()
         kind = self.same_training.get(self._kind, self._kind)
         where = {"MAX_STEPS": str(steps), "ELASTIC_MOST_WORKERS": "2", **self._environ}
-        done = subprocess.run(
-            [sys.executable, str(self.script), "--folder", str(own), "--kind", kind],
-            env={**os.environ, **ENVIRONMENT, **where},
-            cwd=own,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=processes.PROGRAM_TIMEOUT,
+        run_alone(
+            self.script,
+            ["--folder", str(own), "--kind", kind],
+            {**os.environ, **ENVIRONMENT, **where},
+            own,
         )
-        assert done.returncode == 0, done.stdout
         return [note for note in Job.read(own) if note["what"] == "ended"][-1]
 
     def check_ends_of_epochs(self) -> None:
