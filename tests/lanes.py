@@ -7,7 +7,7 @@ models play a tenth of their schedules. What is named on the command line runs i
 Among several processes (pytest-xdist) tests are handed out file by file; what shares something
 that exists only once as one piece; and single long tests one by one. The longest folders come
 first, so that no process is left alone with a long test at the end. What runs many processes of its
-own runs in half of the processes at most: four jobs of several nodes at once would starve each
+own runs in half of the processes, rounded up: more jobs of several nodes at once would starve each
 other until something is too late.
 """
 
@@ -18,7 +18,7 @@ import os
 import resource
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -236,17 +236,9 @@ def _processor_s() -> float:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says what used the processors: folders, and tests that do not say why; no failure, as
     machines differ."""
-    tests: Counter[str] = Counter()
-    folders: Counter[str] = Counter()
-    slow = set()
-    for report in _reports(terminalreporter):
-        seconds = sum(
-            float(str(value)) for name, value in report.user_properties if name == _PROCESSOR
-        )
-        tests[report.nodeid] += seconds  # type: ignore[assignment]
-        folders[str(Path(report.nodeid.partition("::")[0]).parent)] += seconds  # type: ignore[assignment]
-        if "slow" in report.keywords:
-            slow.add(report.nodeid)
+    reports = [*_reports(terminalreporter)]
+    tests, folders = processor_time(reports)
+    slow = {report.nodeid for report in reports if "slow" in report.keywords}
     long = [one for one in tests.most_common() if one[1] > LONG and one[0] not in slow]
     if long:
         terminalreporter.section(
@@ -258,6 +250,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("processor time")
         for name, seconds in (*folders.most_common(FOLDERS), *tests.most_common(TESTS_NAMED)):
             terminalreporter.write_line(f"{seconds:.0f} s  {name}")
+
+
+def processor_time(reports: Iterable[pytest.TestReport]) -> tuple[Counter[str], Counter[str]]:
+    """The seconds that each test has used, in all its parts, and each folder."""
+    tests: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
+    for report in reports:
+        noted = (float(str(v)) for name, v in report.user_properties if name == _PROCESSOR)
+        seconds: Any = sum(noted)  # Counter is typed for whole numbers
+        tests[report.nodeid] += seconds
+        folders[str(Path(report.nodeid.partition("::")[0]).parent)] += seconds
+    return tests, folders
 
 
 def _reports(terminalreporter: pytest.TerminalReporter) -> Iterator[pytest.TestReport]:

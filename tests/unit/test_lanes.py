@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.lanes import TESTS, further_cases, next_piece
+from tests.lanes import TESTS, further_cases, next_piece, processor_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +51,43 @@ def test_half_of_the_processes_at_most_run_jobs_of_several_nodes() -> None:
     heavy, light = "tests/chaos/test_x.py::test_x", "tests/unit/test_y.py"
     assert next_piece([heavy, light], 1, 4) == heavy
     assert next_piece([heavy, light], 2, 4) == light
+    assert next_piece([heavy, light], 1, 3) == heavy
+    assert next_piece([heavy, light], 2, 3) == light
     assert next_piece([heavy, heavy], 2, 4) == heavy, "nobody waits while there is work"
     assert next_piece([light, heavy], 0, 4) == light, "in order else"
+
+
+class Report:
+    """What a part of a test has used, as far as the summary looks at it."""
+
+    def __init__(self, nodeid: str, used: str) -> None:
+        self.nodeid, self.user_properties = nodeid, [("other", 7), ("processor_s", used)]
+
+
+def test_what_the_parts_of_tests_have_used_is_added_up() -> None:
+    parts = [("t/a/x.py::one", "1.5"), ("t/a/x.py::one", "2"), ("t/a/y.py::two[k::v]", "4")]
+    tests, folders = processor_time([Report(*part) for part in parts])  # type: ignore[misc]
+    assert tests == {"t/a/x.py::one": 3.5, "t/a/y.py::two[k::v]": 4.0}
+    assert folders == {"t/a": 7.5}
+
+
+def test_each_part_of_a_test_notes_what_it_has_used(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (folder / "test_some.py").write_text("def test_holds(): pass\n")
+    seen = "def pytest_runtest_logreport(report): print(report.when, report.user_properties)\n"
+    (folder / "conftest.py").write_text(seen)
+    options = ("-s", "-p", "tests.lanes", "-p", "no:cacheprovider", "-n", "0")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, folder],
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    for part in ("setup", "call", "teardown"):
+        assert f"{part} [('processor_s', '" in done.stdout, done.stdout
 
 
 class Item:

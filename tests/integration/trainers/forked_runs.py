@@ -6,7 +6,9 @@ So a process imports it once, and each run is a fork of that (``scripts/fork_run
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +49,7 @@ def run_alone(script: Path, arguments: Sequence[str], environ: Mapping[str, str]
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,
         )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -58,6 +61,6 @@ def run_alone(script: Path, arguments: Sequence[str], environ: Mapping[str, str]
     code = server.stdout.readline().strip() if ready else "none: it has not ended"
     said = log.read_text(errors="replace") if log.exists() else ""
     if code != "0":
-        _servers.pop(key).kill()
+        os.killpg(_servers.pop(key).pid, signal.SIGKILL)  # a run that hangs as well
     assert code == "0", f"exit code {code}\n{said}"
     return said
