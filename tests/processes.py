@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -172,6 +173,16 @@ def wait_for(
         if time.monotonic() > deadline:
             raise Overdue(f"not within {patience:g} s: {what}\n{story()}".rstrip())
         time.sleep(pause)
+
+
+def descriptors(pid: int) -> list[str]:
+    """What a process has open, each as the target of its link in ``/proc``."""
+    found = []
+    with suppress(OSError):
+        for link in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(OSError):
+                found.append(os.readlink(link))
+    return found
 
 
 def _stat(pid: int) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,7 +39,7 @@ class Port(NamedTuple):
 
 def listening(pids: Iterable[int]) -> set[Port]:
     """Where these processes listen for TCP."""
-    sockets = {link for pid in pids for link in _links(pid)}
+    sockets = {link for pid in pids for link in processes.descriptors(pid)}
     found = set()
     for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path("/proc/net", name).read_text().splitlines()[1:]:
@@ -48,15 +49,6 @@ def listening(pids: Iterable[int]) -> set[Port]:
                 raw = bytes.fromhex(address)  # as words of the machine
                 raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
                 found.add(Port(socket.inet_ntop(family, raw), int(port, 16)))
-    return found
-
-
-def _links(pid: int) -> list[str]:
-    found = []
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 
