@@ -47,7 +47,7 @@ def test_a_failed_test_is_named_when_it_fails(tmp_path: Path) -> None:
     ]
 
 
-def test_half_of_the_processes_at_most_run_jobs_of_several_nodes() -> None:
+def test_half_of_the_processes_rounded_up_run_jobs_of_several_nodes() -> None:
     heavy, light = "tests/chaos/test_x.py::test_x", "tests/unit/test_y.py"
     assert next_piece([heavy, light], 1, 4) == heavy
     assert next_piece([heavy, light], 2, 4) == light

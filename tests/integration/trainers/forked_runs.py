@@ -61,6 +61,7 @@ def run_alone(script: Path, arguments: Sequence[str], environ: Mapping[str, str]
     code = server.stdout.readline().strip() if ready else "none: it has not ended"
     said = log.read_text(errors="replace") if log.exists() else ""
     if code != "0":
-        os.killpg(_servers.pop(key).pid, signal.SIGKILL)  # a run that hangs as well
+        with _servers.pop(key):  # its pipes are closed, and it is waited for
+            os.killpg(server.pid, signal.SIGKILL)  # a run that hangs as well
     assert code == "0", f"exit code {code}\n{said}"
     return said
