@@ -1,11 +1,4 @@
-"""What tests that kill workers of a job in place cannot help: a lost error of gloo.
-
-Where a killed peer resets the connection just while gloo sends on it, gloo forgets to tell the
-thread that waits for the sending, about twice in a thousand deaths (``signalException`` of its TCP
-pair passes over unbound buffers that are being sent). Nothing can release that worker; its agent
-replaces it after some seconds, and says so. A test that counts on the memory of this worker then
-fails. Once in each process of a test run that is an expected failure; more often it is a defect.
-"""
+"""Takes a failure that a lost error of gloo has caused for an expected one, once."""
 
 from __future__ import annotations
 
@@ -13,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.lost_errors import SIGN
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# The words of the agent (``hang_detection``).
-_SIGN = "it waits for ranks that are gone"
-_REASON = "gloo kept the death of a peer to itself (see tests/integration/conftest.py)"
+_REASON = "gloo kept the death of a peer to itself (see tests/integration/lost_errors.py)"
 _EXCUSED = pytest.StashKey[str]()
 
 
@@ -30,7 +23,7 @@ def pytest_runtest_makereport(
     report = yield
     # There it is the subject.
     subject = item.path.name == "test_stuck.py"
-    if report.failed and report.when == "call" and not subject and _SIGN in report.longreprtext:
+    if report.failed and report.when == "call" and not subject and SIGN in report.longreprtext:
         if item.config.stash.setdefault(_EXCUSED, item.nodeid) == item.nodeid:
             report.outcome, report.wasxfail = "skipped", _REASON
     return report

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests import processes
+from tests.integration.lost_errors import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,9 +76,10 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *rest: object) -> None:
         processes.end(self.mark)
         self.process.wait()
+        tell(error, self.log, self.story())
 
     # What is seen of it
 

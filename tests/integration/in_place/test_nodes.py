@@ -20,6 +20,7 @@ def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) ->
     with Job(tmp_path, "steps.py", *options, environ=environ, kind="slow") as job:
         before = job.ranks(3)
         (tmp_path / "slow").touch()  # its replacement is not there before the others go on
+        job.order(before[0], "sleep", 600.0)  # the others have sent all that they can send it
         job.kill(before[0])
         fewer = job.ranks(2, after=before[0].round)
         # Those who stay keep their process and their order, and rank 0 is one of them.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests import processes
+from tests.integration.lost_errors import tell
 
 if TYPE_CHECKING:
     from typing import Self
@@ -60,10 +61,11 @@ class Job:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, *rest: object) -> None:
         processes.end(self._mark)
         for process in (self.main, *self._others):
             process.wait()
+        tell(error, self.everything(), self.story())
 
     def _script(self) -> tuple[str, ...]:
         return (str(_SCRIPT), self._kind, str(self.folder), str(self._every))
