@@ -124,7 +124,7 @@ class Participant:
         self._refused = ""  # why the store has not performed a transaction of this turn
         self._said_goodbye = threading.Event()
         self._never = threading.Event()
-        self._kept: list[Put] = []  # events that are to be written
+        self._kept: dict[str, Put] = {}  # events that are to be written, by key, the newest last
         self._write_at = NEVER
         self._node = uuid.uuid4().hex
         self._rounds = RoundCompleter(store.read, policy.layout.keepers)
@@ -282,7 +282,7 @@ class Participant:
         while True:
             events = [event for event in self._wait(wake) if not isinstance(event, _Stop)]
             if self._closed:
-                self._kept += [event.put for event in events if isinstance(event, _Write)]
+                self._keep(events)
                 self._write_kept()
                 return
             wake = self.turn(events)
@@ -316,7 +316,7 @@ class Participant:
         for action in (*actions, *decision.actions):
             self._perform(action)
         self._check_goodbye()
-        self._kept += [event.put for event in events if isinstance(event, _Write)]
+        self._keep(events)
         return min(decision.wake, self._rounds.due, self._write_kept_at(now))
 
     def _write_kept_at(self, now: float) -> float:
@@ -338,12 +338,20 @@ class Participant:
             self._write_at = now + _KEPT_FOR_LATER if self._kept else NEVER
         return self._write_at
 
+    def _keep(self, events: Sequence[Event | _Stop | _Write]) -> None:
+        """Holds the events that are to be kept: of those for one key, the newest."""
+        for event in events:
+            if isinstance(event, _Write):
+                self._kept.pop(event.put.key, None)
+                self._kept[event.put.key] = event.put
+
     def _write_kept(self) -> None:
         if self._state.contact.connected:
-            writes, self._kept = tuple(self._kept), []
+            writes, self._kept = tuple(self._kept.values()), {}
             if writes:
                 self._apply((EVENTS,), Transaction(puts=writes))
-        self._kept = self._kept[-_KEPT_AT_MOST:]
+        for key in [*self._kept][:-_KEPT_AT_MOST]:
+            del self._kept[key]
 
     def _wait(self, wake: float) -> list[Event | _Stop | _Write]:
         timeout = max(0.0, wake - self._clock.now())

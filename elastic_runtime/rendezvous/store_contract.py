@@ -80,12 +80,22 @@ class Transaction:
     Attributes:
         expects: the conditions; none means: always.
         puts: the writes.
-        deletes: keys to remove; an absent one is no error.
+        deletes: keys to remove; an absent one is no error, nor is one that is named twice.
+
+    Raises:
+        ValueError: it writes a key twice, or also removes it.
     """
 
     expects: tuple[Expect, ...] = ()
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Not every store would say so, and etcd only where it comes to this.
+        written = {put.key for put in self.puts}
+        if len(written) < len(self.puts) or not written.isdisjoint(self.deletes):
+            keys = sorted([*(put.key for put in self.puts), *self.deletes])
+            raise ValueError(f"a transaction writes one of these keys twice: {keys}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,11 @@ def _texts(store: MemoryStore) -> list[str]:
 
 
 def _held(part: Participant) -> list[str]:
-    return [EventRecord.decode(put.key, put.value).text for put in part._kept]
+    return [EventRecord.decode(put.key, put.value).text for put in part._kept.values()]
 
 
-def _keep(part: Participant, text: str) -> None:
-    part.record_event(f"{EVENTS}{text}", EventRecord(1.0, "x", 1, "a", text))
+def _keep(part: Participant, text: str, key: str = "") -> None:
+    part.record_event(f"{EVENTS}{key or text}", EventRecord(1.0, "x", 1, "a", text))
 
 
 def test_events_are_kept_in_the_store() -> None:
@@ -83,6 +83,20 @@ def test_events_from_while_the_store_was_away_are_kept_later() -> None:
     wait_for(lambda: _held(part) == newest, PATIENCE, "a bound of what is held")
     server.resume()
     wait_for(lambda: _texts(store) == newest, PATIENCE, "the newest events")
+    part.close()
+
+
+def test_of_events_that_overwrite_each_other_the_newest_is_kept() -> None:
+    """There are few keys: while a store is away for long, each of them comes again and again."""
+    server = MemoryServer()
+    part, store = _present("a", server)
+    server.stop()
+    wait_for(lambda: not part.state.contact.connected, PATIENCE, "the loss of the store")
+    for text, key in (("one", "x"), ("two", "y"), ("three", "x")):
+        _keep(part, text, key)
+    wait_for(lambda: _held(part) == ["two", "three"], PATIENCE, "the newest of each key")
+    server.resume()
+    wait_for(lambda: _texts(store) == ["three", "two"], PATIENCE, "both keys")
     part.close()
 
 

@@ -199,11 +199,14 @@ def to_transaction(message: Message) -> Transaction:
     """
     expects = [_row(one, (str, int), "expects") for one in field(message, "expects", list)]
     puts = [_row(one, (str, str, bool), "puts") for one in field(message, "puts", list)]
-    return Transaction(
-        tuple(Expect(key, version) for key, version in expects),
-        tuple(Put(key, _bytes(value), leased) for key, value, leased in puts),
-        tuple(strings(message, "deletes")),
-    )
+    try:
+        return Transaction(
+            tuple(Expect(key, version) for key, version in expects),
+            tuple(Put(key, _bytes(value), leased) for key, value, leased in puts),
+            tuple(strings(message, "deletes")),
+        )
+    except ValueError as error:
+        raise WireError(str(error)) from None
 
 
 def of_event(event: StoreEvent) -> Message:

@@ -212,11 +212,8 @@ class RunKeys:
         others finish the deletes.
 
         Raises:
-            ValueError: it does not fit, or writes a key twice.
+            ValueError: it does not fit.
         """
-        keys = [put.key for put in transaction.puts] + list(dict.fromkeys(transaction.deletes))
-        if len(set(keys)) < len(keys):
-            raise ValueError(f"a transaction writes one of these keys twice: {sorted(keys)}")
         if max(len(transaction.puts), len(transaction.expects)) > MAX_OPERATIONS:
             raise ValueError(f"etcd takes at most {MAX_OPERATIONS} conditions or writes at once")
         operations = [
@@ -229,7 +226,7 @@ class RunKeys:
         ]
         operations += [
             rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=self.absolute(key)))
-            for key in keys[len(transaction.puts) :]
+            for key in dict.fromkeys(transaction.deletes)
         ]
         # A key that does not exist has the revision 0, which is what ABSENT says.
         compare = [

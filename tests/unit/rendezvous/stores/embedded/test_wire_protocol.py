@@ -37,3 +37,9 @@ def test_the_announced_size_is_not_waited_for() -> None:
 
     with pytest.raises(WireError, match="a frame of 4294967295 bytes"):
         asyncio.run(asyncio.wait_for(read(), 60.0))
+
+
+def test_a_transaction_that_is_none_is_refused() -> None:
+    row = ["job", "", False]
+    with pytest.raises(WireError, match="twice"):
+        wire.to_transaction({"expects": [], "puts": [row, row], "deletes": []})

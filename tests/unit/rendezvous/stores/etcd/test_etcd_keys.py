@@ -181,11 +181,9 @@ def test_no_request_is_larger_than_etcd_takes(puts: int, deletes: int) -> None:
     assert [op.request_put.lease for op in written[:puts]] == [5, *[0] * (puts - 1)][:puts]
 
 
-def test_keys_to_delete_may_be_named_twice_but_not_also_written() -> None:
+def test_keys_to_delete_may_be_named_twice() -> None:
     (request,) = KEYS.writes(Transaction(deletes=("a", "b", "a")), 0)
     assert len(request.success) == 2
-    with pytest.raises(ValueError, match="twice"):
-        KEYS.writes(Transaction(puts=(Put("a", b""),), deletes=("a",)), 0)
 
 
 SEAL = Transaction((Expect("round", 3),), (Put("round", b"ours"), Put("job", b"too")), ("nodes/x",))
