@@ -100,6 +100,28 @@ def test_a_node_that_is_asked_to_leave_is_followed_at_once(victim: int) -> None:
     assert scene.world.exits == {node.name: "left"}
 
 
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("how", ["dies", "falls silent", "leaves"])
+def test_at_the_minimum_a_replacement_is_let_in(victim: int, how: str) -> None:
+    """It comes when the lease of the other is over, as one that is started by hand does."""
+    scene = _Scene(3, low=3)
+    node = scene.ranked()[victim]
+    others = [other for other in scene.ranked() if other is not node]
+    if how == "leaves":
+        node.agent.sigterm()
+    elif how == "dies":
+        node.crash()
+    else:
+        node.pause()
+    if how != "leaves":
+        others[0].later(0.005, others[0].agent.worker_hears_of_loss, 1)
+    scene.clock.run(scene.clock.now + 3 * TTL, lambda: False)
+    assert not scene.whole(3) or scene.running(1) == 3
+    scene.world.add()
+    assert scene.until(lambda: scene.running(2) == 3, 10.0) < 5.0
+    assert scene.ranked()[:2] == others
+
+
 def test_a_silent_node_is_followed_when_its_lease_ends() -> None:
     scene = _Scene(3)
     node = scene.ranked()[1]

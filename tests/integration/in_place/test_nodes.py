@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.in_place.job import Job
+from tests import processes
+from tests.integration.in_place.job import ENVIRONMENT, Job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,3 +37,24 @@ def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) ->
         (private,) = tmp_path.glob("tmp/elastic-agent-*")
         assert len(list(private.glob("progress-*"))) == 3
         job.finish()
+
+
+@pytest.mark.slow("a node that joins late")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_at_its_minimum_a_job_goes_on_with_a_late_replacement(number: int, tmp_path: Path) -> None:
+    """The others begin no round without it, and so the lost one is still a member of the last."""
+    options = ("--local-nodes", "2", "--min", "2", "--max", "2", "--lease-ttl", "2")
+    with Job(tmp_path, "steps.py", *options) as job:
+        before = job.ranks(2)
+        os.kill(job.nodes()[before[1].node], number)
+        job.event("job.waiting", have=1, minimum=2)
+        command = shlex.split(job.event("job.join_command")["command"])
+        environ = {**os.environ, **ENVIRONMENT, processes.MARKER: job.mark}
+        with (tmp_path / "joined").open("wb") as log:
+            joined = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=log, stderr=log)
+        both = job.ranks(2, after=before[0].round)
+        assert both[0].pid == before[0].pid
+        job.enough()
+        assert joined.wait(processes.PROGRAM_TIMEOUT) == 0
+        job.end()  # it tells of the node that was lost
+        job.check()

@@ -6,9 +6,12 @@ another job must not be counted, let alone lead. So both find out first, before 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.limits import PROBE_ANSWER_FRESH, UNREACHABLE_PAUSE
+from elastic_runtime.protocol.records import GONE
+from elastic_runtime.rendezvous.core.actions import Look
 from elastic_runtime.rendezvous.core.formation.member_status import leader_of
 from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, SILENT
 from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait
@@ -16,7 +19,7 @@ from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import JobRecord, NodeRecord
-    from elastic_runtime.protocol.round_records import Member
+    from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState, Peer
     from elastic_runtime.rendezvous.policy import Policy
 
@@ -69,11 +72,18 @@ def _await_other(state: NodeState, leader: Peer, now: float) -> Decision:
 
 
 def _reaches_group(state: NodeState, leader: Peer, now: float) -> tuple[bool, Decision]:
-    """A group needs all its pairs, so a newcomer has to reach every member, at the same time."""
+    """A group needs all its pairs, so a newcomer has to reach every member, at the same time.
+
+    But for those who are over: it may be that the others wait for nobody but this newcomer.
+    """
     last, reach = state.round_record, state.reach
     if last is None or state.outcome_record is not None or last.rank_of(state.me) >= 0:
         return True, Decision(state)
-    members: dict[str, Member | NodeRecord] = {member.node: member for member in last.members}
+    members: dict[str, Member | NodeRecord] = {
+        member.node: member
+        for member in last.members
+        if not _is_over(state, member.node, last, leader)
+    }
     open_ = [
         target
         for target in (members | {leader.record.node: leader.record}).values()
@@ -85,7 +95,30 @@ def _reaches_group(state: NodeState, leader: Peer, now: float) -> tuple[bool, De
         first, more = silent[0], f" and {len(silent) - 1} more" if silent[1:] else ""
         text = f"cannot reach {first.name} at {first.address}:{first.probe_port}{more}"
         asked = asked.followed_by(wait(asked.state, text))
+        asked = asked.followed_by(_look_at_all(asked.state))
     return not open_, asked
+
+
+def _is_over(state: NodeState, node: str, last: RoundRecord, leader: Peer) -> bool:
+    """Whether a member of the last round can be in no further one, and need not be reached.
+
+    It has said goodbye; or its key is gone, and the round is over. While the round goes on, a
+    member that only the store has lost may still train in it.
+    """
+    if (peer := state.shown.peers.get(node)) is not None:
+        return peer.record.status == GONE
+    left = leader.record.incarnation == last.incarnation and leader.record.left >= last.number
+    return state.shown.wide and left
+
+
+def _look_at_all(state: NodeState) -> Decision:
+    """Follows all nodes, as the key of a member that does not answer says whether it is over."""
+    shown = state.shown
+    if shown.wide or shown.asked[0]:
+        return Decision(state)
+    wanted = (True, shown.asked[1])
+    state = replace(state, shown=replace(shown, asked=wanted, complete=False))
+    return Decision(state, (Look(*wanted),))
 
 
 def _in_reach(state: NodeState, target: Member | NodeRecord, now: float) -> bool:

@@ -10,7 +10,9 @@ from elastic_runtime.protocol.records import (
     JOB,
     FaultReport,
     JobRecord,
+    NodeRecord,
 )
+from elastic_runtime.rendezvous.core.actions import Look
 from elastic_runtime.rendezvous.core.membership_events import (
     ALIVE,
     BUSY,
@@ -28,6 +30,7 @@ from elastic_runtime.rendezvous.core.notices import (
 from tests.unit.rendezvous.node_under_test import (
     POLICY,
     NodeUnderTest,
+    back,
     job,
     member,
     node,
@@ -42,6 +45,9 @@ def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
     tested.feed(Probed("a", BUSY), 0.001).feed(Probed("b", SILENT), 0.5)
     (waiting,) = tested.told(Waiting)
     assert waiting.reason == "cannot reach b at 127.0.0.1:1098"
+    assert own_record(tested) is None
+    # Its key is there, so it may be alive.
+    tested.sees(job(), sealed(3, "b", "a"), node("a"), node("b"))
     assert own_record(tested) is None
     assert tested.feed(Tick(), 1.0).probes() == ["b"]
     assert own_record(tested.feed(Probed("b", ALIVE), 0.001)) is not None
@@ -81,6 +87,36 @@ def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_fo
     assert "a" in tested.state.reach.dead
     tested.feed(NewNode(node("c"))).sees(job(), sealed(4, "a"), far)
     assert (own_record(tested), tested.transaction(JOB)) == (None, None)
+
+
+GONE_NODE = node("b", status="gone", left=3)
+
+
+@pytest.mark.parametrize("answer", [SILENT, REFUSED])
+@pytest.mark.parametrize("shown", [(), (GONE_NODE,)], ids=["killed", "left"])
+def test_a_member_that_is_over_keeps_no_newcomer_from_those_who_wait_for_it(
+    answer: str, shown: tuple[NodeRecord, ...]
+) -> None:
+    """At the minimum the others can begin no round in which it is no member any more."""
+    group = job(2, 2), sealed(3, "a", "b"), back("a", 3)
+    tested = NodeUnderTest("c").sees(*group, wide=False)
+    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", answer), 0.5)
+    assert own_record(tested) is None
+    # Its key says more than its silence.
+    assert [action for action in tested.actions if isinstance(action, Look)] == [
+        Look(True, frozenset())
+    ]
+    assert own_record(tested.sees(*group, *shown)) is not None
+
+
+def test_a_member_whose_key_is_gone_may_still_train_with_the_others() -> None:
+    """One who cannot reach it would break the round of all others for nothing."""
+    group = job(1, 3), sealed(3, "a", "b"), node("a")
+    tested = NodeUnderTest("c").sees(*group, wide=False)
+    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", SILENT), 0.5)
+    assert own_record(tested.sees(*group)) is None
+    # Once the round is over, there is nothing to break.
+    assert own_record(tested.changes(back("a", 3))) is not None
 
 
 def test_where_nobody_is_there_a_silent_group_disturbs_nobody() -> None:
