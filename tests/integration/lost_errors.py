@@ -4,14 +4,17 @@ Where a killed peer resets the connection just while gloo sends on it, gloo forg
 thread that waits for the sending, about twice in a thousand deaths (``signalException`` of its TCP
 pair passes over unbound buffers that are being sent). Nothing can release that worker; its agent
 replaces it after some seconds, and says so. A test that counts on the memory of this worker then
-fails. Once in each process of a test run that is an expected failure (``conftest.py``); more often
-it is a defect.
+fails. Once in each process of a test run that is an expected failure (``conftest.py``); more often,
+or for more than one worker of a job, it is a defect.
 """
 
 from __future__ import annotations
 
 # The words of the agent (``hang_detection``).
 SIGN = "it waits for ranks that are gone"
+# The event that has them.
+_EVENT = '"event": "worker.stuck"'
+SEVERAL = "several workers of this job have waited so, which is no chance"
 
 
 def tell(error: BaseException | None, log: str, story: str) -> None:
@@ -27,5 +30,7 @@ def tell(error: BaseException | None, log: str, story: str) -> None:
     """
     if error is None or story in str(error):
         return
-    lost = [line for line in log.splitlines() if SIGN in line and line not in story]
-    error.add_note("\n".join(["What its job has said:", *lost, story]))
+    lost = [line for line in log.splitlines() if _EVENT in line and SIGN in line]
+    several = [SEVERAL] if len(lost) > 1 else []
+    unseen = [line for line in lost if line not in story]
+    error.add_note("\n".join(["What its job has said:", *several, *unseen, story]))

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from elastic_runtime.clock import NEVER
 from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.protocol.records import GROUP
-from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Probe, ReadMembers
+from elastic_runtime.rendezvous.core.actions import (
+    Action,
+    ApplyTransaction,
+    Look,
+    Probe,
+    ReadMembers,
+)
 from elastic_runtime.rendezvous.core.notices import Waiting
 
 if TYPE_CHECKING:
@@ -158,6 +164,18 @@ def ask_for_members(
     again = now + _AGAIN
     reason = f"reading the members of round {last.number} ({which})"
     return Decision(state.with_pending(GROUP, again), (ReadMembers(sample),), again, reason)
+
+
+def look(state: NodeState, *, wide: bool, without: frozenset[str]) -> Decision:
+    """Asks to follow all nodes, or only the oldest one; until it is shown nothing is complete.
+
+    Args:
+        state: the present state.
+        wide: all nodes.
+        without: keys that are passed over in the search for the oldest.
+    """
+    shown = replace(state.shown, asked=(wide, without), complete=False)
+    return Decision(replace(state, shown=shown), (Look(wide, without),))
 
 
 def wait(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -209,6 +210,15 @@ class Job:
         told.write_text(str(seconds))
         told.rename(self.folder / f"{what}-{note.pid}")
         self.wait(lambda: len(self.said(what)) > begun, f"{what} of {note}")
+
+    def join(self) -> subprocess.Popen[bytes]:
+        """Starts another node, by the command that the job has shown."""
+        command = shlex.split(self.event("job.join_command")["command"])
+        environ = {**os.environ, **ENVIRONMENT, processes.MARKER: self.mark}
+        with (self.folder / "joined").open("wb") as log:
+            return subprocess.Popen(
+                command, env=environ, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
+            )
 
     def nodes(self) -> dict[str, int]:
         """With ``--local-nodes``: the process of each node, by its name."""

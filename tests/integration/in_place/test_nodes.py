@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import processes
-from tests.integration.in_place.job import ENVIRONMENT, Job
+from tests.integration.in_place.job import PATIENCE, Job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,13 +45,10 @@ def test_at_its_minimum_a_job_goes_on_with_a_late_replacement(number: int, tmp_p
         before = job.ranks(2)
         os.kill(job.nodes()[before[1].node], number)
         job.event("job.waiting", have=1, minimum=2)
-        command = shlex.split(job.event("job.join_command")["command"])
-        environ = {**os.environ, **ENVIRONMENT, processes.MARKER: job.mark}
-        with (tmp_path / "joined").open("wb") as log:
-            joined = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=log, stderr=log)
+        joined = job.join()
         both = job.ranks(2, after=before[0].round)
         assert both[0].pid == before[0].pid
         job.enough()
-        assert joined.wait(processes.PROGRAM_TIMEOUT) == 0
-        job.end()  # it tells of the node that was lost
+        assert joined.wait(PATIENCE) == 0
+        assert job.end() == 0
         job.check()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
-from tests import processes
-from tests.integration.in_place.job import ENVIRONMENT, PATIENCE
+from tests.integration.in_place.job import PATIENCE
 from tests.integration.trainers.trainer_job import TWO, TrainerJob
 
 if TYPE_CHECKING:
@@ -66,10 +63,7 @@ def kill_a_node_and_add_one(job: TrainerJob) -> None:
     os.kill(job.nodes()[before[1].node], signal.SIGKILL)
     alone = job.ranks(1, after=before[0].round)
     assert alone[0].pid == before[0].pid
-    command = shlex.split(job.event("job.join_command")["command"])
-    environ = {**os.environ, **ENVIRONMENT, processes.MARKER: job.mark}
-    with (job.folder / "joined").open("wb") as log:
-        joined = subprocess.Popen(command, env=environ, cwd=job.folder, stdout=log, stderr=log)
+    joined = job.join()
     both = job.ranks(2, after=alone[0].round)
     assert both[0].pid == before[0].pid
     job.enough()

@@ -62,6 +62,11 @@ def eligible(state: NodeState, peer: Peer) -> bool:
     return peer.record.status != GONE and peer.record.node not in state.reach.dead
 
 
+def has_left(record: NodeRecord, last: RoundRecord) -> bool:
+    """Whether a node has left this round, as far as its record says."""
+    return record.incarnation == last.incarnation and record.left >= last.number
+
+
 def leader_of(state: NodeState) -> Peer | None:
     """The oldest other node that may lead, if it is older than we are; None if we lead."""
     ours = state.own.created if state.own.stored is not None else float("inf")

@@ -25,6 +25,7 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
     listed,
 )
+from elastic_runtime.rendezvous.core.formation.member_status import has_left
 from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
 from elastic_runtime.rendezvous.core.node_decision import (
@@ -78,12 +79,12 @@ def call_roll(
         if switch is None and not broken and any(_is_done(node, last) for node in there):
             return Decision(state, wake=waits_until, reason="the end has begun"), None
         return _order(state, last, broken, now).by(waits_until), None
-    silent = [node for node in there if node.status != GONE and not _has_left(node, last)]
+    silent = [node for node in there if node.status != GONE and not has_left(node, last)]
     gathered, ready = _gather(state, silent, now)
     gathered = gathered.by(waits_until)
     if not ready:
         return gathered, None
-    if not any(_has_left(node, last) and node.rank >= 0 for node in there):
+    if not any(has_left(node, last) and node.rank >= 0 for node in there):
         return gathered.followed_by(_begin_without_members(gathered.state, silent, now)), None
     return gathered, _remaining(last, there)
 
@@ -99,10 +100,6 @@ def _there(state: NodeState) -> list[NodeRecord]:
     return [state.own.record, *(node for node in others if not ours or node.settings == ours)]
 
 
-def _has_left(node: NodeRecord, last: RoundRecord) -> bool:
-    return node.incarnation == last.incarnation and node.left >= last.number
-
-
 def _is_done(node: NodeRecord, last: RoundRecord) -> bool:
     return node.incarnation == last.incarnation and node.done_round == last.number
 
@@ -110,7 +107,7 @@ def _is_done(node: NodeRecord, last: RoundRecord) -> bool:
 def _all_well(state: NodeState, last: RoundRecord, there: list[NodeRecord]) -> bool:
     """Whether the script has ended well on as many nodes as the round has."""
     seen = {node for node, number in state.history.ended_well.items() if number == last.number}
-    left = {node.node for node in there if _has_left(node, last)}
+    left = {node.node for node in there if has_left(node, last)}
     done = {node.node for node in there if _is_done(node, last)}
     return len((seen | done) - left) >= last.size
 
@@ -118,13 +115,13 @@ def _all_well(state: NodeState, last: RoundRecord, there: list[NodeRecord]) -> b
 def _why_broken(state: NodeState, last: RoundRecord, there: list[NodeRecord], now: float) -> str:
     """Why the round cannot continue as it is; "" if it can, as far as is seen."""
     for node in there:
-        fault = node.fault if _has_left(node, last) and node.rank >= 0 else None
+        fault = node.fault if has_left(node, last) and node.rank >= 0 else None
         if fault is not None and fault.kind not in (ASKED, PLANNED):
             return f"{fault.reason} on {node.name}"
     if now < state.absence_counts_at:
         return ""
     ended = {node for node, number in state.history.ended_well.items() if number == last.number}
-    inside = {node.node for node in there if not _has_left(node, last) or node.rank >= 0} | ended
+    inside = {node.node for node in there if not has_left(node, last) or node.rank >= 0} | ended
     gone = last.size - len(inside)
     return f"{gone} of the {last.size} nodes of round {last.number} are gone" if gone > 0 else ""
 
@@ -168,7 +165,7 @@ def _remaining(last: RoundRecord, there: list[NodeRecord]) -> RoundRecord:
     """What is left of the round: the nodes that wrote their rank, and those known from before."""
     places = {last.rank_of(member.node): member for member in last.members}
     for node in there:
-        if _has_left(node, last) and node.rank >= 0:
+        if has_left(node, last) and node.rank >= 0:
             places.setdefault(node.rank, member_of(node))
     members = tuple(places[rank] for rank in sorted(places))
     return replace(last, members=members, ranks=(), firsts=(), nodes=0, workers=0, survivors=0)

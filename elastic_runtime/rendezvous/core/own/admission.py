@@ -6,15 +6,13 @@ another job must not be counted, let alone lead. So both find out first, before 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.limits import PROBE_ANSWER_FRESH, UNREACHABLE_PAUSE
 from elastic_runtime.protocol.records import GONE
-from elastic_runtime.rendezvous.core.actions import Look
-from elastic_runtime.rendezvous.core.formation.member_status import leader_of
+from elastic_runtime.rendezvous.core.formation.member_status import has_left, leader_of
 from elastic_runtime.rendezvous.core.membership_events import ALIVE, BUSY, SILENT
-from elastic_runtime.rendezvous.core.node_decision import Decision, send_probes, wait
+from elastic_runtime.rendezvous.core.node_decision import Decision, look, send_probes, wait
 from elastic_runtime.rendezvous.core.notices import Conflict, Prepare
 
 if TYPE_CHECKING:
@@ -107,18 +105,15 @@ def _is_over(state: NodeState, node: str, last: RoundRecord, leader: Peer) -> bo
     """
     if (peer := state.shown.peers.get(node)) is not None:
         return peer.record.status == GONE
-    left = leader.record.incarnation == last.incarnation and leader.record.left >= last.number
-    return state.shown.wide and left
+    return state.shown.wide and has_left(leader.record, last)
 
 
 def _look_at_all(state: NodeState) -> Decision:
     """Follows all nodes, as the key of a member that does not answer says whether it is over."""
-    shown = state.shown
-    if shown.wide or shown.asked[0]:
+    asked, without = state.shown.asked
+    if state.shown.wide or asked:
         return Decision(state)
-    wanted = (True, shown.asked[1])
-    state = replace(state, shown=replace(shown, asked=wanted, complete=False))
-    return Decision(state, (Look(*wanted),))
+    return look(state, wide=True, without=without)
 
 
 def _in_reach(state: NodeState, target: Member | NodeRecord, now: float) -> bool:

@@ -20,12 +20,12 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.actions import Look
-from elastic_runtime.rendezvous.core.formation.member_status import eligible, leader_of
+from elastic_runtime.rendezvous.core.formation.member_status import eligible, has_left, leader_of
 from elastic_runtime.rendezvous.core.incarnation import restore_round
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
     FirstProbes,
+    look,
     send_probes,
     wait,
     write,
@@ -175,7 +175,7 @@ def _skip_called_off(state: NodeState, now: float) -> Decision:
     if not _is_called_off(switch):
         return Decision(state)
     rank = last.rank_of(record.node)
-    if (rank < 0 and not switch.roll) or _has_left(record, last):
+    if (rank < 0 and not switch.roll) or has_left(record, last):
         return Decision(state)
     fault = FaultReport(last.number, PLANNED, switch.reason)
     record = replace(record, left=last.number, rank=rank, incarnation=last.incarnation, fault=fault)
@@ -184,10 +184,6 @@ def _skip_called_off(state: NodeState, now: float) -> Decision:
 
 def _is_called_off(switch: SwitchRecord | None) -> bool:
     return switch is not None and (switch.broken or switch.roll)
-
-
-def _has_left(record: NodeRecord, last: RoundRecord) -> bool:
-    return record.incarnation == last.incarnation and record.left >= last.number
 
 
 def _check_torch(state: NodeState, now: float) -> Decision:
@@ -256,7 +252,7 @@ def _tell_agent(state: NodeState, now: float) -> Decision:
     if last is None or record.status != IN:
         return Decision(state)
     rank = last.rank_of(record.node)
-    if rank >= 0 and not _is_called_off(switch) and not _has_left(record, last):
+    if rank >= 0 and not _is_called_off(switch) and not has_left(record, last):
         state = replace(state, own=replace(own, round=last)).stop(Timer.WAITING)
         return Decision(state.with_notice(Sealed(last, rank)))
     if rank < 0 and own.stored is not None:
@@ -294,8 +290,8 @@ def _find_leader(state: NodeState, now: float) -> Decision:
         wanted = (True, shown.asked[1])
     else:
         return Decision(state)
-    state = replace(state, shown=replace(shown, asked=wanted, complete=False))
-    return Decision(state, (Look(*wanted),))
+    wide, without = wanted
+    return look(state, wide=wide, without=without)
 
 
 def _watch_leader(state: NodeState, now: float) -> Decision:
@@ -303,7 +299,7 @@ def _watch_leader(state: NodeState, now: float) -> Decision:
     leader, record, last = leader_of(state), _record(state), state.round_record
     if leader is None or state.own.round is not None or record.status == GONE:
         return Decision(state)
-    if last is None or not _has_left(record, last):
+    if last is None or not has_left(record, last):
         return Decision(state)
     policy, state = state.policy, state.start(Timer.WAITING, now)
     turn = _turn(max(0, last.rank_of(record.node)), policy.probe_stagger)
