@@ -344,6 +344,10 @@ class JobConfig:
         node_life: which start of the node of this name it is; earlier ones, with lower numbers,
             have certainly ended. 0: not numbered.
         resuming: the job has run before: a store that shows nothing of it has lost its data.
+        once: a run that has ended well is over for good: a node that comes to it later ends with 0.
+        leave_code: what the agent ends with if its node was asked to leave.
+        patient: a further signal does not hurry a node that leaves: whoever has sent it kills the
+            node when its time is over.
         invocation: what all nodes that one command has started have in common; "": this is one.
         siblings: those nodes, this one among them; None: no other node shares its terminal.
         local_addr: address under which other nodes reach this one; "" means: find out.
@@ -378,6 +382,9 @@ class JobConfig:
     node_name: str = ""
     node_life: int = 0
     resuming: bool = False
+    once: bool = False
+    leave_code: int = defaults.LEAVE_CODE
+    patient: bool = False
     invocation: str = ""
     siblings: Siblings | None = None
     local_addr: str = ""

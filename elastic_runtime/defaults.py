@@ -24,6 +24,9 @@ ROLE = "default"
 # Signals that ask an agent to leave; torchrun's list.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
+# Exit code of a node that was asked to leave: of those in ``errors``, the one that says so.
+LEAVE_CODE = 5
+
 # ---------------------------------------------------------------- the store
 
 # The folder of all jobs in an etcd that others may use as well.

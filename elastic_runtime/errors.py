@@ -18,6 +18,7 @@
     ├── NotEnoughNodes          3   fewer than --min nodes came together in time
     ├── StoreUnreachable        4   the rendezvous store cannot be reached
     ├── ClusterUnreachable      4   the Kubernetes API server cannot be reached, or refuses us
+    ├── SlurmRefused            4   Slurm does not answer, or refuses us
     ├── LeftOnRequest           5   the node was asked to leave (SIGTERM, SIGINT) and did
     ├── AgentCrashed            6   a defect of this package ended the agent, and its node only
     ├── StoreUnavailable        –   one call to the store failed; the caller tries again

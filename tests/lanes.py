@@ -45,6 +45,7 @@ HEAVY = tuple(
         "integration/accelerate",
         "integration/in_place",
         "integration/lightning",
+        "integration/slurm",
         "integration/snapshots",
         "integration/torchtitan",
         "integration/transformers",

@@ -54,6 +54,12 @@ def mark_of(pid: int) -> str:
     return ""
 
 
+def environment(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; nothing if it is gone, or not ours."""
+    entries = _read(_PROC / str(pid) / "environ").decode(errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
 def state(pid: int) -> str:
     """The state of a process as one letter (``R``, ``S``, ``T``, ``Z``, …), "" if it is gone."""
     status = _stat(pid)

@@ -91,7 +91,7 @@ def run_agent(
             _leave_error(agent, finish)
         if finish.message and finish.exit_code != EXIT_DONE and speaks:
             shown.write(f"elastic-run: {finish.message}\n")
-    return finish.exit_code
+    return config.leave_code if finish.exit_code == EXIT_LEFT else finish.exit_code
 
 
 def has_last_word(name: str, outcome: OutcomeRecord | None, siblings: Siblings | None) -> bool:

@@ -53,6 +53,7 @@ class Policy:
         layout: how the members of a large round lie in the store.
         resuming: the job has run before, as the launcher of this node says: a store that shows
             nothing of it may have lost its data.
+        once: a run that has ended well is over for good.
         invocation: the command that has started this node together with others; "": it is alone.
         protocol, release: of this package here; as in the job's record.
         torch, regroup: of this node; as in its record.
@@ -76,6 +77,7 @@ class Policy:
     remedy: str = ""
     layout: Layout = Layout()
     resuming: bool = False
+    once: bool = False
     invocation: str = ""
     protocol: str = ""
     release: str = ""
@@ -100,6 +102,7 @@ class Policy:
             settle=max(defaults.SETTLE, config.timeouts.lease_ttl),
             remedy=_remedy(config.endpoint),
             resuming=config.resuming,
+            once=config.once,
             invocation=config.invocation,
             protocol=PROTOCOL,
             release=__version__,

@@ -112,6 +112,7 @@ class WorkerContext:
         self._request: StopRequest | None = None
         self._waits_for_agent = False
         self._asked_to_leave_at = float("-inf")
+        self._ends = False  # as its agent has said
 
     @property
     def has_agent(self) -> bool:
@@ -334,6 +335,7 @@ class WorkerContext:
             return
         if isinstance(message, _LEAVE):
             self._asked_to_leave_at = time.monotonic()
+            self._ends |= not isinstance(message, Change) or message.goes
         if isinstance(message, Leave) and message.round == self.round:
             self.leave_requested.set()
         elif self._listener is not None:
@@ -382,7 +384,8 @@ class WorkerContext:
     def _await_agent(self, signalled: float) -> None:
         time.sleep(AGENT_ANSWER_TIMEOUT)
         self._waits_for_agent = False
-        if self._asked_to_leave_at < signalled - AGENT_ANSWER_TIMEOUT:
+        # Whoever is leaving is told so once, and may need longer than until the next signal.
+        if not self._ends and self._asked_to_leave_at < signalled - AGENT_ANSWER_TIMEOUT:
             ctypes.CDLL(None).signal(signal.SIGTERM, 0)  # signal.signal is for the main thread
             os.kill(os.getpid(), signal.SIGTERM)
 

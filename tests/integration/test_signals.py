@@ -43,15 +43,18 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, EXIT_LEFT), (signal.SIGTERM, 75), (signal.SIGTERM, 0)]
+)
 def test_nobody_waits_for_a_c10d_store_that_says_nothing_in_order_to_leave(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     (tmp_path / "train.py").touch()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(PATIENCE)
         where = f"c10d://127.0.0.1:{silent.getsockname()[1]}"
-        options = ("--cold", "--rdzv-endpoint", where, "--rdzv-conf", "timeout=600")
+        chosen = () if code == EXIT_LEFT else ("--leave-code", str(code))
+        options = (*chosen, "--cold", "--rdzv-endpoint", where, "--rdzv-conf", "timeout=600")
         running = subprocess.Popen(
             [sys.executable, "-c", _PATIENT, *options, "train.py"],
             cwd=tmp_path,
@@ -65,7 +68,7 @@ def test_nobody_waits_for_a_c10d_store_that_says_nothing_in_order_to_leave(
         finally:
             running.kill()
             running.wait()
-    assert (running.returncode, "stopped on request" in said) == (EXIT_LEFT, True), said
+    assert (running.returncode, "stopped on request" in said) == (code, True), said
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ class LifecycleSettings:
         timeouts: the job's.
         look_for_stuck: seconds that workers have to leave a round, before they are asked where
             they are.
+        patient: a further signal does not hurry a node that leaves, SIGINT apart.
     """
 
     workers: int
@@ -143,11 +144,18 @@ class LifecycleSettings:
     max_restarts: int = defaults.MAX_RESTARTS
     timeouts: Timeouts = field(default_factory=Timeouts)
     look_for_stuck: float = defaults.LOOK_FOR_STUCK
+    patient: bool = False
 
     @classmethod
     def of(cls, config: JobConfig) -> LifecycleSettings:
         """The lifecycle's part of a job's settings."""
-        return cls(config.workers, config.min_workers, config.max_restarts, config.timeouts)
+        return cls(
+            config.workers,
+            config.min_workers,
+            config.max_restarts,
+            config.timeouts,
+            patient=config.patient,
+        )
 
 
 @dataclass(frozen=True, slots=True)

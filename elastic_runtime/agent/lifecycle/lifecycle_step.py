@@ -18,6 +18,7 @@ in ``restart_lifecycle`` and ``in_place_lifecycle``.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,13 +95,20 @@ def step(state: AgentState, event: LifecycleEvent, now: float) -> Step:
     """
     if state.phase is Phase.ENDED:
         return Step(state)
-    before = state.leave_request
-    if isinstance(event, LeaveRequested) and before and before.repeated_by(event.signum, now):
+    if isinstance(event, LeaveRequested) and _is_repeated(state, event, now):
         return Step(state, (), "the same request again")
     handlers = HANDLERS[kind_of(event)]
     if state.in_place is not None and state.phase is not Phase.STOPPING:
         return handlers.in_place(state, event, now)
     return handlers.restart(state, event, now)
+
+
+def _is_repeated(state: AgentState, event: LeaveRequested, now: float) -> bool:
+    before = state.leave_request
+    if before is None:
+        return False
+    patient = state.settings.patient and event.signum != signal.SIGINT
+    return patient or before.repeated_by(event.signum, now)
 
 
 def kind_of(event: LifecycleEvent) -> type:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import POLLIN, poll
@@ -21,12 +21,14 @@ from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.limits import SERVER_END_TIMEOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_runtime.config import JobConfig
 
 # States of a process; "": there is none.
 _STOPPED, _DEAD = ("T", "t"), ("Z", "")
+# What asks an agent to leave, where it is told so, and ends any process that does not know it.
+_NOT_THEIRS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
         str(package),
         str(theirs.fileno()),
     ]
-    with theirs:
+    with theirs, _blocked(_NOT_THEIRS):  # in the server, too, until it knows what to do with them
         try:
             process = subprocess.Popen(
                 command,
@@ -149,6 +151,15 @@ def start(config: JobConfig, *, cold: bool) -> ServerProcess:
     with suppress(ConnectionError):  # its death is noticed when it is listened to
         fork_server.send(ours, _settings(config, cold))
     return ServerProcess(process, ours, complaints)
+
+
+@contextmanager
+def _blocked(signals: frozenset[signal.Signals]) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def state_of(pid: int) -> str:
@@ -199,6 +210,7 @@ def _settings(config: JobConfig, cold: bool) -> fork_server.Frame:
         "python": "" if entry.python == sys.executable else entry.python,
         "cold": cold,
         "preload": config.preload,
+        "not_theirs": sorted({signal.Signals[name] for name in config.signals} & _NOT_THEIRS),
     }
 
 

@@ -113,7 +113,7 @@ class Server:
         Args:
             channel: the socket to the agent.
             settings: ``agent`` (its process id), ``kind``, ``target``, ``python``, ``cold``,
-                ``preload`` and ``root``.
+                ``preload``, ``root`` and ``not_theirs`` (signals for the agent).
         """
         self._channel = channel
         self._settings = settings
@@ -443,6 +443,7 @@ def main() -> None:
     # the loop looks who has died: a thread of the agent that has started the server may end.
     worker_main.die_with(settings["agent"], signal.SIGTERM)
     worker_main.libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _outlive(settings["not_theirs"], settings["kind"])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sys.argv = ["elastic-forkserver"]
     ready = _prepare(settings)
@@ -454,6 +455,16 @@ def main() -> None:
     if work is None:
         os._exit(0)  # what imported modules do at their exit is for workers to do
     _do(work)
+
+
+def _outlive(signals: Sequence[int], kind: str) -> None:
+    """Has the server and its workers outlive signals that are for their agent.
+
+    Slurm may send them to all processes of a node. A worker that handles one does so.
+    """
+    for number in signals:
+        # A shell cannot handle what it was started to ignore; exec forgets a handler.
+        signal.signal(number, (lambda *_: None) if kind == COMMAND else signal.SIG_IGN)
 
 
 def _do(work: Work) -> None:

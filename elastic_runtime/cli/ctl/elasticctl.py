@@ -24,6 +24,7 @@ _COMMANDS = {
     "checkpoint": "ctl.checkpoint_commands",
     **dict.fromkeys(("events", "runs", "scale", "status"), "ctl.run_commands"),
     **dict.fromkeys(("delete", "jobs", "logs", "resume", "suspend"), "kube.kube_commands"),
+    "sbatch": "slurm.sbatch_command",
     "submit": "kube.submit_command",
 }
 

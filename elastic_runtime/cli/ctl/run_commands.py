@@ -22,6 +22,12 @@ from rich.live import Live
 
 from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.run_report import RunRecords, RunReport, make_report, read_records
+from elastic_runtime.cli.ctl.slurm_option import (
+    found_in_store,
+    or_slurm,
+    scaled_by_slurm,
+    shown_with_elements,
+)
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options
 from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
@@ -180,6 +186,7 @@ def _checked_interval(context: click.Context, option: click.Parameter, value: fl
 
 
 @click.command()
+@or_slurm(shown_with_elements)
 @_with_store_or_job
 @FORMAT_OPTION
 @click.option("--watch", is_flag=True, help="continue until the job ends")
@@ -239,6 +246,7 @@ def _runs_of_c10d(target: RunInStore) -> dict[str, RunRecords]:
 
 
 @click.command()
+@or_slurm(found_in_store)
 @_with_store_or_job
 @FORMAT_OPTION
 def events(target: RunInStore | JobRef, form: str) -> None:
@@ -252,12 +260,16 @@ def events(target: RunInStore | JobRef, form: str) -> None:
 
 
 @click.command()
+@or_slurm(scaled_by_slurm)
 @_with_store_or_job
 @click.argument("size", metavar="[N]", type=int, required=False)
 @click.option("--min", "low", type=int, help="of a run: fewest nodes that train")
 @click.option("--max", "high", type=int, help="of a run: most nodes that train")
 def scale(target: RunInStore | JobRef, size: int | None, low: int | None, high: int | None) -> None:
-    """Gives a JOB of a cluster N pods, or changes the bounds of a run in a store."""
+    """Gives a JOB of a cluster N pods, or changes the bounds of a run in a store.
+
+    With --slurm JOB, N elements of that array of Slurm's run at a time.
+    """
     if isinstance(target, JobRef):
         if low is not None or high is not None:
             raise UsageError(

@@ -42,8 +42,25 @@ _OPTION_OF = {"workers": "nproc_per_node"}
 
 # Fields of ``JobConfig`` that an option of the same name sets, just as it was given.
 _AS_GIVEN = (
-    *("min_workers", "node_unit", "node_name", "node_life", "resuming", "max_restarts"),
-    *("preload", "cold", "role", "virtual_local_rank", "event_log_handler", "snapshot_memory"),
+    *(
+        "min_workers",
+        "node_unit",
+        "node_name",
+        "node_life",
+        "resuming",
+        "once",
+        "leave_code",
+        "patient",
+    ),
+    *(
+        "max_restarts",
+        "preload",
+        "cold",
+        "role",
+        "virtual_local_rank",
+        "event_log_handler",
+        "snapshot_memory",
+    ),
     *("regroup", "log_format", "log_file"),
 )
 

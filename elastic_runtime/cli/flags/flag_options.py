@@ -150,6 +150,52 @@ OURS: tuple[Option, ...] = (
         False,
     ),
     _ours(
+        "--once",
+        value_types.SWITCH,
+        JOB,
+        "",
+        "a run that has ended well is over for good: a node that comes to it later ends with 0, "
+        "and does not begin it again",
+        False,
+    ),
+    _ours(
+        "--slurm",
+        value_types.choice("auto", "job", "array", "off"),
+        JOB,
+        "HOW",
+        "under Slurm, run id, node name, bounds and store come from the job: job: its nodes are "
+        "those of the step; array: its elements are the nodes of one job; off: nothing does; auto: "
+        "job, where srun or sbatch has started this (default: auto)",
+        "auto",
+    ),
+    _ours(
+        "--leave-code",
+        value_types.COUNT,
+        JOB,
+        "N",
+        "exit code of a node that was asked to leave, for launchers that start it again by its "
+        f"code (default: {defaults.LEAVE_CODE})",
+        defaults.LEAVE_CODE,
+    ),
+    _ours(
+        "--patient",
+        value_types.SWITCH,
+        JOB,
+        "",
+        "a second signal does not hurry a node that is leaving (SIGINT does): whoever sends it "
+        "ends the node with SIGKILL when its time is over, as Slurm does",
+        False,
+    ),
+    _ours(
+        "--requeue",
+        value_types.SWITCH,
+        JOB,
+        "",
+        "under Slurm, in a batch script: a job that was asked to leave, by preemption or by "
+        "--signal, is queued again; with --slurm=array, this element of it",
+        False,
+    ),
+    _ours(
         "--listen",
         value_types.TEXT,
         STORE,

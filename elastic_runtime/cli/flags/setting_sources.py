@@ -1,4 +1,4 @@
-"""Where each setting comes from: flag > ``PET_*`` > ``ELASTIC_*`` > file > default.
+"""Where each setting comes from: flag > ``PET_*`` > ``ELASTIC_*`` > file > Slurm > default.
 
 ``read_settings`` is pure apart from reading the named file; every value keeps its source, so
 that an error can name it.
@@ -25,10 +25,11 @@ class Level(IntEnum):
     """The rank of a source; the highest one that says something wins."""
 
     DEFAULT = 0
-    FILE = 1
-    ELASTIC = 2
-    PET = 3
-    FLAG = 4
+    SLURM = 1
+    FILE = 2
+    ELASTIC = 3
+    PET = 4
+    FLAG = 5
 
 
 # Bytes; a settings file has some hundred, and a device never ends.
@@ -95,6 +96,18 @@ class Settings:
             dest: of an option of ours, or of one that some version of torchrun has.
         """
         return dest in self.by_dest and self.by_dest[dest].given
+
+    def with_slurms(self, said: Mapping[str, tuple[str, str]]) -> Settings:
+        """The settings, and where nobody has said anything, those that Slurm says.
+
+        Args:
+            said: by dest, the variable and the text of its value.
+        """
+        found = dict(self.by_dest)
+        for dest, (variable, text) in said.items():
+            if not found[dest].given:
+                found[dest] = _setting(found[dest].option, Level.SLURM, variable, text)
+        return Settings(found)
 
     def as_flags(self, *, without: Iterable[str] = ()) -> list[str]:
         """The flags that would say the same from another directory and environment."""

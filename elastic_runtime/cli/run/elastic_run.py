@@ -21,9 +21,12 @@ from elastic_runtime.cli.run.job_from_command import (
     join_command,
     local_commands,
     local_environ,
+    node_arguments,
     read_job,
 )
 from elastic_runtime.cli.run.store_target import TorchrunTarget
+from elastic_runtime.cli.slurm.slurm_calls import host_of
+from elastic_runtime.cli.slurm.slurm_settings import ARRAY, starts_step, under_slurm
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError
 from elastic_runtime.events.job_events import JobJoinCommand
@@ -33,10 +36,11 @@ from elastic_runtime.system.torch_version import refuse_unsupported, untested
 from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from elastic_runtime.agent.workers.fork_client import EarlyForkServer
     from elastic_runtime.cli.flags.flag_parser import CommandLine
+    from elastic_runtime.cli.slurm.slurm_task import SlurmTask
     from elastic_runtime.config import JobConfig, Siblings
     from elastic_runtime.events import Emit
 
@@ -65,7 +69,7 @@ def main(
     """
     open_missing()
     if os.getpid() == _INIT:
-        signal.signal(signal.SIGTERM, _leave)
+        _leave_on(["SIGTERM"], EXIT_LEFT)
     # Whatever says something from here on, such as a warning of torch's, cannot hang this process.
     with unblocked(sys.stderr) as shown, redirect_stderr(shown):
         try:
@@ -103,9 +107,16 @@ def _leave_error(error: ElasticError) -> None:
     leave_error(f"{type(error).__name__}: {error}")
 
 
-def _leave(signum: int, frame: object) -> None:
-    """Ends a process that is still starting; the agent has a handler of its own later."""
-    raise SystemExit(EXIT_LEFT)
+def _leave_on(signals: Iterable[str], code: int) -> None:
+    """Has signals end a process that is still starting; the agent has handlers of its own later."""
+
+    def leave(signum: int, frame: object) -> None:
+        raise SystemExit(code)
+
+    for name in signals:
+        number = signal.Signals[name]
+        if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, leave)
 
 
 def _flush_output() -> None:
@@ -129,9 +140,14 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
         show_only_events(sys.stderr)
     if not invocation and (warning := untested()):
         _say(f"warning: {warning}")
+    task = None
+    if not invocation:
+        settings, task = under_slurm(settings, os.environ, os.getpid(), host_of)
     job = read_job(line, settings, os.environ)
     if isinstance(job, TorchrunTarget):
         return _hand_over(line, settings, job)
+    if task is not None:
+        _leave_on(job.config.signals, job.config.leave_code)
     check_with_torch(settings, job.config)
     asked = settings.of("accelerate_config")
     accelerate = read_accelerate_file(asked, job.config, os.environ)
@@ -153,6 +169,8 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
         of_accelerate.append(told)
     for note in (*misplaced(line), *notes(settings), *of_accelerate, *unknown):
         _say(f"note: {note}")
+    if task is not None and starts_step(task, settings):
+        return _run_step(job, task)
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
 
 
@@ -186,6 +204,32 @@ def _run_local_nodes(job: Job) -> int:
         environ = local_environ(job, os.environ)
         commands = local_commands(job, config)
         return run_nodes(commands, job.embedded is not None, environ, emit, signals)
+
+
+def _run_step(job: Job, task: SlurmTask) -> int:
+    from elastic_runtime.cli.run import slurm_step
+    from elastic_runtime.cli.slurm.job_end import end_of_job
+
+    settings = job.settings
+    here = job.config.with_(local_addr=job.config.local_addr or host_of(task.node))
+    with slurm_step.SlurmStep() as step:
+        with _store(replace(job, config=here)) as config:
+            if job.embedded is not None:
+                _say(f"{slurm_step.how_to_look(task, config)} shows the state of the job")
+            command = slurm_step.srun_command(task, node_arguments(job, config), os.environ)
+            code = step.run(command)
+            outcome = slurm_step.read_outcome(config)
+        end = end_of_job(
+            code,
+            outcome,
+            array=settings["slurm"] == ARRAY,
+            requeue=settings["requeue"],
+            leave_code=settings["leave_code"],
+            restarts=task.restarts,
+        )
+        for line in slurm_step.conclude(end, task):
+            _say(line)
+    return end.code
 
 
 @contextmanager

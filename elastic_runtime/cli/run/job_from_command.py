@@ -92,7 +92,12 @@ def join_command(job: Job, config: JobConfig) -> str:
         program = ["elastic-run"]
     else:
         program = [sys.executable, "-m", "elastic_runtime"]
-    return shlex.join([*program, *_flags(job, config), *_script(job, config)])
+    return shlex.join([*program, *node_arguments(job, config)])
+
+
+def node_arguments(job: Job, config: JobConfig) -> list[str]:
+    """What to give ``elastic-run`` on another machine, for a node of the job."""
+    return [*_flags(job, config), *_script(job, config)]
 
 
 def local_commands(job: Job, config: JobConfig) -> dict[str, list[str]]:

@@ -46,6 +46,8 @@ def _listen(target: EmbeddedTarget) -> socket.socket:
     try:
         return listen(target.host, target.port)
     except OSError as error:
+        if target.port and not target.only_there:
+            return listen(target.host, 0)
         where = f"{target.host or 'every address'}, port {target.port or 'any'}"
         raise UsageError(
             f"the embedded store cannot listen at {where}: {error.strerror or error}; "

@@ -32,10 +32,12 @@ class EmbeddedTarget:
     Attributes:
         host: the address to listen at; "" means every one.
         port: 0 means any free one.
+        only_there: another port will not do, should this one be taken.
     """
 
     host: str = LOOPBACK
     port: int = 0
+    only_there: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ def _looks_static(settings: Settings, backend: str, text: str, bounds: Bounds) -
 def _embedded(settings: Settings) -> EmbeddedTarget:
     if not settings.given("listen"):
         return EmbeddedTarget()
-    return EmbeddedTarget(*split_address(settings["listen"], str(settings.of("listen"))))
+    asked = settings.of("listen")
+    host, port = split_address(asked.value, str(asked))
+    return EmbeddedTarget(host, port, only_there=asked.level > Level.SLURM)
 
 
 def choose_run_id(settings: Settings, target: StoreTarget) -> str:

@@ -90,9 +90,12 @@ def reduce_snapshot(state: NodeState, event: StoreSnapshot, now: float) -> NodeS
 def _former_outcome(state: NodeState) -> int:
     """The version of an outcome that is not for this node: that of an earlier start of the job.
 
-    An outcome of nodes that were started together with this one is its own, however late it comes.
+    An outcome of nodes that were started together with this one is its own, however late it comes,
+    and so is a good one of a run that is not to be run again.
     """
     job, outcome, own = state.job_record, state.outcome_record, state.policy.invocation
+    if outcome is not None and outcome.succeeded and state.policy.once:
+        return ABSENT
     if job is None or outcome is None or not own or job.invocation != own:
         return state.shown.outcome.version
     return ABSENT if outcome.incarnation == job.incarnation else state.shown.outcome.version

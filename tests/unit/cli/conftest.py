@@ -11,6 +11,7 @@ from elastic_runtime.cli.flags.flag_parser import Parser
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.run.job_from_command import Job, read_job
 from elastic_runtime.cli.run.store_target import TorchrunTarget
+from tests.unit.cli.stand_ins import StandIns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,3 +54,11 @@ def job_of(parser: Parser, folder: Path) -> JobOf:
         return read_job(line, settings, environ)
 
     return read
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
+    """Programs in the place of others; none yet."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    return StandIns(folder, monkeypatch)

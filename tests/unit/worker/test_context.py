@@ -247,3 +247,30 @@ def test_a_handler_of_the_programs_own_is_left_alone() -> None:
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+_LATE = """
+import os, signal, threading
+from elastic_runtime.worker import context
+context.AGENT_ANSWER_TIMEOUT = 0.0
+context.context().accept_leave_requests()
+assert context.context().leave_requested.wait(60)
+os.kill(os.getpid(), signal.SIGTERM)
+for thread in threading.enumerate():
+    if thread.name == "elastic-sigterm":
+        thread.join()
+print("alive")
+"""
+
+
+def test_who_is_leaving_outlives_a_signal_to_the_whole_tree_however_late(agent: FakeAgent) -> None:
+    """Slurm sends a second one when the time that preemption leaves is over; a save may last."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", _LATE],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), ENV_CHANNEL: agent.path, ENV_ROUND: "1"},
+        stdout=subprocess.PIPE,
+    )
+    agent.hear()
+    agent.say(Leave(1, "asked to").encode())
+    said, _ = worker.communicate(timeout=DEADLINE)
+    assert (worker.returncode, said) == (0, b"alive\n")

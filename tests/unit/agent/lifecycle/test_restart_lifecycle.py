@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -148,6 +149,18 @@ def test_the_same_signal_shortly_after_is_the_same_request() -> None:
     walk.play(LeaveRequested(signal.SIGTERM), now=101.9)
     assert not walk.actions
     walk.play(LeaveRequested(signal.SIGINT), now=101.9)
+    assert walk.one(StopWorkers).grace == 0.0
+
+
+def test_a_patient_node_is_hurried_by_ctrl_c_alone() -> None:
+    walk = running(hello(1, 0), hello(1, 1))
+    walk.state = replace(walk.state, settings=replace(walk.state.settings, patient=True))
+    walk.play(LeaveRequested(signal.SIGTERM), now=100.0)
+    # At the end of the time that preemption leaves, for example; Slurm kills what is left then.
+    for later in (signal.SIGTERM, signal.SIGUSR1):
+        walk.play(LeaveRequested(later), now=130.0)
+        assert not walk.actions
+    walk.play(LeaveRequested(signal.SIGINT), now=131.0)
     assert walk.one(StopWorkers).grace == 0.0
 
 

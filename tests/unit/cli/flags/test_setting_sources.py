@@ -75,7 +75,10 @@ def test_the_highest_source_wins(
         path.write_text(f"{dashed} = {samples[said[Level.FILE]][1]}")
         flags["config"] = str(path)
 
-    found = read_settings(parser.options, flags, environ).of(dest)
+    settings = read_settings(parser.options, flags, environ)
+    if Level.SLURM in said:
+        settings = settings.with_slurms({dest: ("SLURM_IT", samples[said[Level.SLURM]][0])})
+    found = settings.of(dest)
 
     if said:
         level = max(said)

@@ -43,3 +43,12 @@ def test_a_taken_port_is_a_usage_error() -> None:
             hosted(EmbeddedTarget("127.0.0.1", port), ""),
         ):
             pass
+
+
+def test_a_port_that_nobody_has_asked_for_may_be_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with hosted(EmbeddedTarget(port=port, only_there=False), "") as endpoint:
+            other = int(endpoint.hosts[0].rpartition(":")[2])
+            assert other != port
+            assert _listens("127.0.0.1", other)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import RoundRecord
 
 OUTCOME = OutcomeRecord(LIFE, True, 0, "the script ended well on all")
+_FAILED = OutcomeRecord(LIFE, False, 1, "worker 1 failed")
 
 
 # ---------------------------------------------------------------- its key
@@ -297,6 +298,16 @@ def test_a_job_of_our_own_start_that_is_over_does_not_begin_again(
     tested = NodeUnderTest("c", replace(POLICY, invocation="us"))
     ended = node("a", status=GONE, done_round=3)
     tested.sees(job(invocation=started_by), sealed(3, "a"), OUTCOME, ended, node("c"))
+    assert bool(tested.told(Ended)) == over
+    assert (tested.written(JobRecord, JOB) is None) == over
+
+
+@pytest.mark.parametrize(("outcome", "over"), [(OUTCOME, True), (_FAILED, False)])
+def test_a_run_that_ended_well_is_over_for_good_where_that_is_asked(
+    outcome: OutcomeRecord, over: bool
+) -> None:
+    tested = NodeUnderTest("c", replace(POLICY, once=True))
+    tested.sees(job(), sealed(3, "a"), outcome, node("a", status=GONE, done_round=3), node("c"))
     assert bool(tested.told(Ended)) == over
     assert (tested.written(JobRecord, JOB) is None) == over
 

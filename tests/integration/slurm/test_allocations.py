@@ -1,0 +1,127 @@
+"""Jobs under Slurm that are one allocation, with a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.slurm.slurm_job import COUNTS, SlurmJob
+from tests.slurm_cluster import REQUEUE_EXIT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.slurm_cluster import SlurmCluster
+
+
+def test_a_killed_agent_does_not_make_the_job_fail(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with SlurmJob(slurm, tmp_path, "--nodes=4", steps=150) as job:
+        job.wait_for_steps(4)
+        seen = job.elasticctl("status", "--slurm", job.id, "--format", "json")
+        assert (json.loads(seen)["run_id"], job.elasticctl("events", "--slurm", job.id) != "") == (
+            f"slurm-{job.id}",
+            True,
+        )
+        job.kill_agent("n1")
+        job.wait_for_steps(3)
+        # Slurm keeps the first nodes of an allocation that is made smaller, and kills the others.
+        slurm.call("scontrol", "update", f"jobid={job.id}", "NumNodes=3")
+        job.wait_for_steps(2)
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), job.output()
+        job.check_steps(150)
+        assert "srun has ended with 137, but the job is done" in job.output()
+
+
+def test_a_cancelled_job_saves_and_does_not_come_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with SlurmJob(slurm, tmp_path, "--nodes=2", steps=9999) as job:
+        job.wait_for_steps(2)
+        slurm.call("scancel", job.id)
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0"), job.output()
+        last = job.noted("steps")[-1][0]
+        assert f"step {last} is saved" in job.output()
+        assert "is not queued again: Slurm has its state as COMPLETING" in job.output()
+
+
+@pytest.mark.parametrize("number", ["USR1", "USR2"])
+def test_a_job_that_is_asked_to_leave_comes_back(
+    slurm: SlurmCluster, tmp_path: Path, number: str
+) -> None:
+    with SlurmJob(slurm, tmp_path, "--nodes=2", steps=60) as job:
+        job.wait_for_steps(2)
+        slurm.call("scancel", "--signal", number, job.id)
+        job.wait(lambda: job.fields().get("Restarts") == "1", "another start")
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        job.check_steps(60)
+
+
+_SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --no-kill --open-mode=append --output=slurm-%j.out
+srun --no-kill --kill-on-bad-exit=0 {elastic_run}
+"""
+
+
+def test_a_script_of_ones_own_and_a_site_that_queues_again_by_exit_code(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """Nobody hosts the store but the first node, and nothing is asked of Slurm."""
+    code = f"--leave-code={REQUEUE_EXIT}"
+    with SlurmJob(slurm, tmp_path, code, steps=60, script=_SCRIPT) as job:
+        job.wait_for_steps(2)
+        slurm.call("scancel", "--signal=USR1", job.id)
+        job.wait(lambda: job.fields().get("Restarts") == "1", "another start")
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        job.check_steps(60)
+
+
+def test_two_tasks_a_node_are_refused(slurm: SlurmCluster, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    elastic_run = f"{sys.executable} -m elastic_runtime"
+    script.write_text(f"#!/bin/bash\nsrun -n2 {elastic_run} --cold {COUNTS} {tmp_path} 3\n")
+    out = tmp_path / "out"
+    number = slurm.call(
+        "sbatch", "--parsable", "--wait", "-N1", f"--output={out}", str(script), check=False
+    )
+    assert slurm.job(number.strip())["ExitCode"] == "2:0"
+    assert "srun has started 2 tasks on n" in out.read_text()
+    assert "Traceback" not in out.read_text()
+
+
+@pytest.mark.slow("it waits until Slurm notices that a node is gone")
+def test_a_node_that_dies_takes_no_other_along(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with SlurmJob(slurm, tmp_path, "--nodes=3", steps=80) as job:
+        job.wait_for_steps(3)
+        slurm.kill_steps("n2")
+        try:
+            job.wait_for_steps(2)
+            ended = job.wait_for_end()
+            assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), job.output()
+            job.check_steps(80)
+        finally:
+            slurm.start_node("n2")
+            slurm.wait_until_idle()
+
+
+@pytest.mark.slow("a time limit, which Slurm looks at every half minute")
+def test_at_its_time_limit_a_job_saves(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with SlurmJob(slurm, tmp_path, "--nodes=2", "--time=1", "--signal=", steps=9999) as job:
+        job.wait_for_steps(2)
+        ended = job.wait_for_end()
+        assert ended["JobState"] == "TIMEOUT", job.output()
+        last = job.noted("steps")[-1][0]
+        assert f"step {last} is saved" in job.output()
+
+
+def test_a_job_that_is_preempted_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+    with SlurmJob(slurm, tmp_path, "--nodes=3", "--sbatch=--partition=low", steps=60) as job:
+        job.wait_for_steps(3)
+        slurm.call("srun", "--partition=high", "--nodes=4", "true")
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        job.check_steps(60)

@@ -1,0 +1,53 @@
+"""``elasticctl sbatch``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.cli.ctl import elasticctl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.stand_ins import StandIns
+
+
+@pytest.fixture(autouse=True)
+def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
+def test_the_script_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sbatch", "--nodes", "2", "--sbatch=--qos=high", "--min", "1", "train.py", "--lr", "1"]
+    assert elasticctl.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert "#SBATCH --job-name=train" in lines
+    assert "#SBATCH --qos=high" in lines
+    assert lines[-1].startswith("exec ")
+    assert lines[-1].endswith("--slurm job --requeue --min 1 train.py --lr 1")
+
+
+def test_it_is_submitted_only_if_that_is_asked(
+    stand_ins: StandIns, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stand_ins.put("sbatch", f"cat >{tmp_path}/got; echo '17;cluster'")
+    words = ["--array", "0-3", "--rdzv-endpoint", "etcd://h", "train.py"]
+    assert elasticctl.main(["sbatch", *words]) == 0
+    assert not stand_ins.calls()
+    printed = capsys.readouterr().out
+    assert elasticctl.main(["sbatch", "--submit", *words]) == 0
+    assert capsys.readouterr().out == "submitted job 17\n"
+    assert stand_ins.calls() == ["sbatch --parsable"]
+    assert (tmp_path / "got").read_text() == printed
+
+
+def test_what_slurm_refuses_is_said(
+    stand_ins: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins.put("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    assert elasticctl.main(["sbatch", "--submit", "--nodes=1", "train.py"]) == 4
+    assert "sbatch --parsable: sbatch: error: invalid partition" in capsys.readouterr().err
