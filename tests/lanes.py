@@ -43,6 +43,7 @@ HEAVY = tuple(
         "chaos",
         "partitions",
         "integration/accelerate",
+        "integration/hosts",
         "integration/in_place",
         "integration/lightning",
         "integration/slurm",

@@ -199,13 +199,31 @@ class SlurmCluster:
 
     def tasks(self, node: str) -> list[int]:
         """The tasks of steps that run on a node, by process id."""
-        found = []
+        found = self._task_environments().items()
+        return [
+            pid
+            for pid, its in found
+            if its.get("SLURMD_NODENAME") == node and "SLURM_STEP_ID" in its
+        ]
+
+    def batch(self, job: str) -> int:
+        """The batch script of a job, by process id."""
+        found = self._task_environments().items()
+        (pid,) = (
+            pid
+            for pid, its in found
+            if its.get("SLURM_JOB_ID") == job and "SLURM_STEP_ID" not in its
+        )
+        return pid
+
+    def _task_environments(self) -> dict[int, dict[str, str]]:
+        """Those of all that Slurm itself has started, by process id."""
+        found = {}
         for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
             its = processes.environment(pid)
             ours = its.get("SLURM_CONF") == self.environ["SLURM_CONF"]
-            if ours and its.get("SLURMD_NODENAME") == node and "SLURM_STEP_ID" in its:
-                if its.get("SLURM_TASK_PID") == str(pid):
-                    found.append(pid)
+            if ours and its.get("SLURM_TASK_PID") == str(pid):
+                found[pid] = its
         return found
 
     def kill_steps(self, node: str) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from weakref import WeakValueDictionary
 
 from elastic_runtime.reporting.json_lines import AGENT_LINE, LineEvents
@@ -259,14 +259,14 @@ class _Through(io.RawIOBase):
         text = bytes(data)
         if self._console.only_events and not text.startswith(_EVENT):
             whole, newline, self._begun = (self._begun + text).rpartition(b"\n")
-            self._write(_as_events(whole + newline))
+            self._write(as_events(whole + newline))
         else:
             self._write(text)
         return len(text)
 
     def finish(self) -> None:
         """Writes what was meant for an event and has no end of line."""
-        self._write(_as_events(self._begun))
+        self._write(as_events(self._begun))
         self._begun = b""
 
     def only_events(self) -> None:
@@ -286,9 +286,14 @@ class _Through(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-def _as_events(text: bytes) -> bytes:
-    """Lines, those that are no events already as such."""
-    said = LineEvents(AGENT_LINE)
+def as_events(text: bytes, **fields: Any) -> bytes:
+    """Lines, those that are no events already as such: pure.
+
+    Args:
+        text: some lines; the last one may be unfinished.
+        **fields: whose lines they are, for the events that are made of some.
+    """
+    said = LineEvents(AGENT_LINE, fields)
     lines = text.splitlines(keepends=True)
     return b"".join(line if line.startswith(_EVENT) else said(line) for line in lines)
 

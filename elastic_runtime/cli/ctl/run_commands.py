@@ -13,8 +13,7 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,69 +30,29 @@ from elastic_runtime.cli.ctl.slurm_option import (
 from elastic_runtime.cli.kube import kube_commands
 from elastic_runtime.cli.kube.command_options import JobRef, cluster_options
 from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
+from elastic_runtime.cli.run_in_store import C10D_RUN, RunInStore
 from elastic_runtime.endpoint import C10D, parse_endpoint, read_credentials
 from elastic_runtime.errors import (
-    RecordError,
     StoreUnavailable,
-    StoreUnreachable,
     UsageError,
 )
 from elastic_runtime.kubernetes.cluster_access import ClusterRef
-from elastic_runtime.protocol.records import GONE, JOB, OUTCOME, JobRecord, OutcomeRecord
+from elastic_runtime.protocol.records import GONE
 from elastic_runtime.rendezvous.probe import ask_node
-from elastic_runtime.rendezvous.store_contract import Expect, Put, Store, StoreEntry, Transaction
-from elastic_runtime.rendezvous.stores.open_store import open_store, store_complaint
+from elastic_runtime.rendezvous.stores.open_store import store_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_runtime.config import Endpoint
     from elastic_runtime.protocol.records import NodeRecord
+    from elastic_runtime.rendezvous.store_contract import Store, StoreEntry
 
-_TTL = 10.0  # nothing here takes a lease, but a store wants to know
-_CONNECT = 5.0
-_OWN_KEY = "elasticctl"  # a key of our own to follow, which is never written
 _ASK = 1.0
 _ASKERS = 64
-_TRIES = 5
-_C10D_RUN = "none"  # torchrun's, see cli.run.store_target
-_ENDS_WITH_THE_JOB = (
-    "Such a store ends with the job that hosts it: the last lines of elastic-run say how it ended"
-)
 _CREDENTIALS = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_cert", "etcd_key")
 _STORE_OPTIONS = ("rdzv_endpoint", "rdzv_backend", "run_id", *_CREDENTIALS)
 
 _F = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class RunInStore:
-    """The store and the run that a command is about."""
-
-    endpoint: Endpoint
-    run_id: str
-
-    @contextmanager
-    def store(self) -> Iterator[Store]:
-        """Opens the store and closes it again.
-
-        Raises:
-            StoreUnreachable: it does not answer, or refuses us.
-        """
-        # It is never to be hosted from here, even if the endpoint names this machine.
-        endpoint = replace(self.endpoint, hosted_here=True)
-        try:
-            store = open_store(endpoint, self.run_id, _TTL, _CONNECT)
-            store.start(_OWN_KEY, lambda event: None)
-            try:
-                yield store
-            finally:
-                store.close()
-        except StoreUnavailable as error:
-            hint = "is --rdzv-endpoint right, and is it up?"
-            if endpoint.backend == C10D:
-                hint += f" {_ENDS_WITH_THE_JOB}"
-            raise StoreUnreachable(f"{error}; {hint}") from None
 
 
 def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
@@ -107,9 +66,9 @@ def _with_store(run: bool, required: bool = True) -> Callable[[_F], _F]:
             )
             text, backend = values.pop("rdzv_endpoint"), values.pop("rdzv_backend") or ""
             endpoint = parse_endpoint(text, backend, credentials)
-            run_id = values.pop("run_id", None) or (_C10D_RUN if endpoint.backend == C10D else "")
+            run_id = values.pop("run_id", None) or (C10D_RUN if endpoint.backend == C10D else "")
             if run and not run_id:
-                raise _which_run(endpoint)
+                raise RunInStore(endpoint, run_id).unnamed()
             return command(RunInStore(endpoint, run_id), **values)
 
         options = [
@@ -279,32 +238,8 @@ def scale(target: RunInStore | JobRef, size: int | None, low: int | None, high: 
         return
     if low is None and high is None:
         raise UsageError("scale to what? Give --min, --max or both")
-    with target.store() as store:
-        for _ in range(_TRIES):
-            entry, job = _live_job(target, store)
-            scaled = scaled_job(job, low, high)
-            change = Transaction((Expect(JOB, entry.version),), (Put(JOB, scaled.encode()),))
-            if store.apply(change):
-                click.echo(f"run {target.run_id}: {scaled.min_nodes} to {scaled.max_nodes} nodes")
-                return
-    raise StoreUnreachable(f"the job record of {target.run_id!r} keeps changing: try again")
-
-
-def scaled_job(job: JobRecord, low: int | None, high: int | None) -> JobRecord:
-    """The job with other present bounds; the launch bounds stay.
-
-    Raises:
-        UsageError: no world fits the bounds.
-    """
-    low = job.min_nodes if low is None else low
-    high = job.max_nodes if high is None else high
-    if low < 1:
-        raise UsageError(f"--min is {low}: a job needs at least one node")
-    if low > high:
-        raise UsageError(f"the minimum {low} would be above the maximum {high}: give both bounds")
-    if high < job.node_unit:
-        raise UsageError(f"--max is {high}: the job's world is a multiple of {job.node_unit} nodes")
-    return replace(job, min_nodes=low, max_nodes=high)
+    scaled = target.rescale(low, high)
+    click.echo(f"run {target.run_id}: {scaled.min_nodes} to {scaled.max_nodes} nodes")
 
 
 def by_run(entries: Sequence[StoreEntry]) -> dict[str, RunRecords]:
@@ -318,38 +253,10 @@ def by_run(entries: Sequence[StoreEntry]) -> dict[str, RunRecords]:
     return {run: found[run] for run in sorted(found) if found[run].job or found[run].nodes}
 
 
-def _live_job(target: RunInStore, store: Store) -> tuple[StoreEntry, JobRecord]:
-    entries = {entry.key: entry for entry in store.read("")}
-    if JOB not in entries:
-        raise _no_run(target)
-    job = JobRecord.decode(JOB, entries[JOB].value)
-    if OUTCOME in entries:
-        try:
-            outcome = OutcomeRecord.decode(OUTCOME, entries[OUTCOME].value)
-        except RecordError:
-            return entries[JOB], job  # the group ignores it as well
-        if outcome.incarnation == job.incarnation:
-            raise UsageError(f"the run {target.run_id!r} has ended: {outcome.reason}")
-    return entries[JOB], job
-
-
-def _which_run(endpoint: Endpoint) -> UsageError:
-    return UsageError(f"which run of {endpoint}? Name it with --run-id; elasticctl runs lists them")
-
-
-def _no_run(target: RunInStore) -> UsageError:
-    if target.run_id == _C10D_RUN:  # which no user has typed
-        return _which_run(target.endpoint)
-    return UsageError(
-        f"there is no run {target.run_id!r} in {target.endpoint}; "
-        "elasticctl runs lists those that there are"
-    )
-
-
 def _look(target: RunInStore, store: Store) -> RunReport:
     records = read_records(store.read(""))
     if records.empty:
-        raise _no_run(target)
+        raise target.unknown()
     report = make_report(target.run_id, str(target.endpoint), records, _ask_all(records))
     return replace(report, trouble=store_complaint(target.endpoint))
 

@@ -13,8 +13,13 @@ from elastic_runtime.cli.slurm.array_commands import read_array, scale_array
 from elastic_runtime.cli.slurm.shown_job import ShownJob, show_job
 from elastic_runtime.cli.slurm.slurm_calls import host_of
 from elastic_runtime.cli.slurm.slurm_settings import port_of, run_of
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import ElasticError, StoreUnreachable, UsageError
 
+# States in which no process of a job is left.
+_OVER = (
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"),
+    *("BOOT_FAIL", "PREEMPTED"),
+)
 _F = Callable[..., Any]
 Values = dict[str, Any]
 
@@ -32,13 +37,18 @@ def or_slurm(of_array: Callable[[ShownJob, Values], bool]) -> Callable[[_F], _F]
         def called(slurm_job: str | None, **values: Any) -> Any:
             if slurm_job is None:
                 return command(**values)
-            shown = show_job(slurm_job)
+            shown, own = show_job(slurm_job), values["rdzv_endpoint"]
             if not shown.is_array:
                 _in_allocation(shown, values)
             elif not of_array(shown, values):
                 return None
             values["run_id"] = values["run_id"] or run_of(shown.job)
-            return command(**values)
+            try:
+                return command(**values)
+            except (StoreUnreachable, UsageError) as error:
+                if own or shown.is_array:
+                    raise
+                raise type(error)(_not_found(shown, error)) from None
 
         option = click.option("--slurm", "slurm_job", metavar="JOB", help="a job of Slurm's")
         decorated: _F = option(called)
@@ -56,9 +66,21 @@ def _in_allocation(shown: ShownJob, values: Values) -> None:
         )
     if values["rdzv_endpoint"]:
         return
+    if shown.state in _OVER:
+        raise UsageError(
+            f"job {shown.job} is {shown.state}: its output says how its training ended"
+        )
     if not shown.host:
         raise UsageError(f"job {shown.job} is {shown.state or 'unknown'}, so it has no store now")
     values["rdzv_endpoint"] = f"c10d://{host_of(shown.host)}:{port_of(int(shown.job))}"
+
+
+def _not_found(shown: ShownJob, error: ElasticError) -> str:
+    """Why nothing is seen of a job that runs, as far as Slurm knows."""
+    return (
+        f"job {shown.job} is {shown.state}, but nothing is seen of it yet ({error}): its nodes are "
+        "still starting, or its store is at another port, which the first line of its output says"
+    )
 
 
 def scaled_by_slurm(shown: ShownJob, values: Values) -> bool:

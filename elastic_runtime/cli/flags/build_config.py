@@ -327,6 +327,8 @@ def notes(settings: Settings) -> list[str]:
     ]
     if settings["preload"] and settings["cold"]:
         lines.append(f"{settings.of('preload')} has no effect with {settings.of('cold')}")
+    if settings.given("ssh") and not (settings.given("hosts") or settings.given("discover")):
+        lines.append(f"{settings.of('ssh').source} has no effect without --hosts or --discover")
     known = (*RDZV_CONF_TIMEOUTS, *_KEEP_ALIVE)
     unknown = [key for key in settings["rdzv_conf"] or {} if key not in known]
     if unknown:

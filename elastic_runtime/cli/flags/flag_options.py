@@ -122,6 +122,31 @@ OURS: tuple[Option, ...] = (
         1,
     ),
     _ours(
+        "--hosts",
+        value_types.TEXT,
+        JOB,
+        "FILE",
+        "run a node on each host that FILE lists (one in a line; name, name:4 or name slots=4: 4 "
+        "workers), over ssh; hosts that appear there later join, and those that vanish leave",
+        "",
+    ),
+    _ours(
+        "--discover",
+        value_types.TEXT,
+        JOB,
+        "PROGRAM",
+        "the same, with a PROGRAM that prints the list; it is asked every second",
+        "",
+    ),
+    _ours(
+        "--ssh",
+        value_types.TEXT,
+        JOB,
+        "COMMAND",
+        'OpenSSH\'s client with options of yours, such as "ssh -p 2222" (default: ssh)',
+        "ssh",
+    ),
+    _ours(
         "--node-name",
         value_types.NAME,
         JOB,

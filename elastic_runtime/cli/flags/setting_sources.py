@@ -1,4 +1,4 @@
-"""Where each setting comes from: flag > ``PET_*`` > ``ELASTIC_*`` > file > Slurm > default.
+"""Where each setting comes from: flag > ``PET_*`` > ``ELASTIC_*`` > file > place > default.
 
 ``read_settings`` is pure apart from reading the named file; every value keeps its source, so
 that an error can name it.
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 class Level(IntEnum):
-    """The rank of a source; the highest one that says something wins."""
+    """The rank of a source; the highest one that says something wins.
+
+    PLACE is where the job runs: a job of Slurm's, or a list of hosts.
+    """
 
     DEFAULT = 0
-    SLURM = 1
+    PLACE = 1
     FILE = 2
     ELASTIC = 3
     PET = 4
@@ -97,8 +100,8 @@ class Settings:
         """
         return dest in self.by_dest and self.by_dest[dest].given
 
-    def with_slurms(self, said: Mapping[str, tuple[str, str]]) -> Settings:
-        """The settings, and where nobody has said anything, those that Slurm says.
+    def with_places(self, said: Mapping[str, tuple[str, str]]) -> Settings:
+        """The settings, and where nobody has said anything, what follows from where the job runs.
 
         Args:
             said: by dest, the variable and the text of its value.
@@ -106,7 +109,15 @@ class Settings:
         found = dict(self.by_dest)
         for dest, (variable, text) in said.items():
             if not found[dest].given:
-                found[dest] = _setting(found[dest].option, Level.SLURM, variable, text)
+                found[dest] = _setting(found[dest].option, Level.PLACE, variable, text)
+        return Settings(found)
+
+    def without(self, dests: Iterable[str]) -> Settings:
+        """The settings, and of some options what counts if nobody says anything."""
+        found = dict(self.by_dest)
+        for dest in dests:
+            if dest in found:  # not every torchrun has all of them
+                found[dest] = Setting(found[dest].option, found[dest].option.default)
         return Settings(found)
 
     def as_flags(self, *, without: Iterable[str] = ()) -> list[str]:

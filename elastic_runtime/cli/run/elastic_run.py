@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager, redirect_stderr
+import time
+import uuid
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,18 @@ from elastic_runtime.cli.flags.node_bounds import read_bounds
 from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.flags.torchrun_parser import import_torch
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
+from elastic_runtime.cli.hosts.host_settings import (
+    OF_EACH_HOST,
+    bounded_by_list,
+    on_hosts,
+    refuse_static,
+    source_of,
+    ssh_of,
+)
 from elastic_runtime.cli.run.accelerate_file import hint, read_accelerate_file
 from elastic_runtime.cli.run.job_from_command import (
     Job,
+    host_order,
     join_command,
     local_commands,
     local_environ,
@@ -26,9 +37,9 @@ from elastic_runtime.cli.run.job_from_command import (
 )
 from elastic_runtime.cli.run.store_target import TorchrunTarget
 from elastic_runtime.cli.slurm.slurm_calls import host_of
-from elastic_runtime.cli.slurm.slurm_settings import ARRAY, starts_step, under_slurm
+from elastic_runtime.cli.slurm.slurm_settings import ARRAY, no_task, starts_step, under_slurm
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
-from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError
+from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError, UsageError
 from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
@@ -40,6 +51,8 @@ if TYPE_CHECKING:
 
     from elastic_runtime.agent.workers.fork_client import EarlyForkServer
     from elastic_runtime.cli.flags.flag_parser import CommandLine
+    from elastic_runtime.cli.hosts.host_source import HostSource
+    from elastic_runtime.cli.hosts.listed_hosts import Host
     from elastic_runtime.cli.slurm.slurm_task import SlurmTask
     from elastic_runtime.config import JobConfig, Siblings
     from elastic_runtime.events import Emit
@@ -47,6 +60,8 @@ if TYPE_CHECKING:
 # The first process of a container. The kernel drops what such a process does not handle: a pod that
 # is deleted while torch is being imported would take all of its grace to end.
 _INIT = 1
+# Seconds beside --grace that a node on another machine has to leave: a save may take long.
+_TO_LEAVE = 600.0
 
 
 def main(
@@ -141,14 +156,25 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
     if not invocation and (warning := untested()):
         _say(f"warning: {warning}")
     task = None
-    if not invocation:
-        settings, task = under_slurm(settings, os.environ, os.getpid(), host_of)
-    job = read_job(line, settings, os.environ)
+    source: HostSource | None = None
+    hosts: tuple[Host, ...] = ()
+    if not invocation and (source := source_of(settings)) is not None:
+        _leave_on(("SIGTERM", "SIGHUP", "SIGQUIT"), EXIT_LEFT)  # with the program that it asks
+        hosts = source.look()
+        settings = on_hosts(settings, source, hosts)
+    elif not invocation:
+        typed = os.isatty(0)
+        settings, task = under_slurm(settings, os.environ, os.getpid(), host_of, typed=typed)
+    mine = settings if source is None else settings.without(OF_EACH_HOST)
+    job = read_job(line, mine, os.environ)
     if isinstance(job, TorchrunTarget):
+        if source is not None:
+            refuse_static(settings, job.backend)
         return _hand_over(line, settings, job)
+    job = replace(job, settings=settings)
     if task is not None:
         _leave_on(job.config.signals, job.config.leave_code)
-    check_with_torch(settings, job.config)
+    check_with_torch(mine, job.config)
     asked = settings.of("accelerate_config")
     accelerate = read_accelerate_file(asked, job.config, os.environ)
     if accelerate is not None:
@@ -167,10 +193,15 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
     of_accelerate = [f"{asked}: {note}" for note in accelerate.notes] if accelerate else []
     if told := hint(asked, line.script, os.environ):
         of_accelerate.append(told)
-    for note in (*misplaced(line), *notes(settings), *of_accelerate, *unknown):
+    of_slurm = no_task(settings, os.environ) if task is None and source is None else []
+    for note in (*misplaced(line), *notes(settings), *of_accelerate, *unknown, *of_slurm):
         _say(f"note: {note}")
+    if source is not None:
+        return _run_on_hosts(job, source, hosts)
     if task is not None and starts_step(task, settings):
         return _run_step(job, task)
+    if task is not None and not task.in_step and job.embedded is None:
+        _refuse_finished(job.config, task)
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
 
 
@@ -206,19 +237,80 @@ def _run_local_nodes(job: Job) -> int:
         return run_nodes(commands, job.embedded is not None, environ, emit, signals)
 
 
+def _run_on_hosts(job: Job, source: HostSource, hosts: tuple[Host, ...]) -> int:
+    from elastic_runtime.cli.hosts.host_plan import AGAIN
+
+    while (code := _run_with_store(job, source, hosts)) == AGAIN:
+        source = source.again()
+        with suppress(UsageError):  # the list may be half-written just now
+            hosts = source.look() or hosts
+    return code
+
+
+def _run_with_store(job: Job, source: HostSource, hosts: tuple[Host, ...]) -> int:
+    from elastic_runtime.cli.hosts.host_plan import PlanState
+    from elastic_runtime.cli.hosts.run_on_hosts import HostRunner
+    from elastic_runtime.cli.run_in_store import FollowedRun, RunInStore
+
+    with _store(job) as config:
+        run, invocation = RunInStore(config.endpoint, config.run_id), uuid.uuid4().hex
+        followed = FollowedRun(run)
+
+        def ended() -> int | None:
+            found = followed.outcome()
+            return None if found is None else found.exit_code
+
+        if job.embedded is not None:
+            _say(f"{run.status_command()} shows the state of the job")
+        if len(hosts) < config.min_nodes:
+            _say(f"{len(hosts)} of the {config.min_nodes} hosts (--min) are listed so far")
+        bounded = bounded_by_list(job.settings)
+        plan = PlanState(
+            config.timeouts.join_timeout,
+            config.timeouts.grace + _TO_LEAVE,
+            config.leave_code,
+            most=len(hosts) if bounded else None,
+        )
+        runner = HostRunner(
+            source,
+            ssh_of(job.settings),
+            lambda host: host_order(job, config, host, invocation),
+            plan,
+            ended,
+            lambda: job.embedded is not None and run.has_nodes() is None,
+            (lambda most: run.rescale(None, most)) if bounded else None,
+            only_events=config.log_format == JSON,
+        )
+        with followed.listening():
+            code = runner.run(hosts)
+            outcome = ended()
+    return code if outcome is None else outcome
+
+
 def _run_step(job: Job, task: SlurmTask) -> int:
     from elastic_runtime.cli.run import slurm_step
+    from elastic_runtime.cli.run_in_store import FollowedRun, RunInStore
     from elastic_runtime.cli.slurm.job_end import end_of_job
 
     settings = job.settings
     here = job.config.with_(local_addr=job.config.local_addr or host_of(task.node))
-    with slurm_step.SlurmStep() as step:
+    with slurm_step.SlurmStep(_say) as step:
         with _store(replace(job, config=here)) as config:
+            run = RunInStore(config.endpoint, config.run_id)
+            followed = FollowedRun(run)
+            slurm_step.refuse_finished(task, run, followed.before)
+            began = time.monotonic()
             if job.embedded is not None:
                 _say(f"{slurm_step.how_to_look(task, config)} shows the state of the job")
-            command = slurm_step.srun_command(task, node_arguments(job, config), os.environ)
-            code = step.run(command)
-            outcome = slurm_step.read_outcome(config)
+            own = ["--node-name", config.node_name] if settings["slurm"] == ARRAY else []
+            command = slurm_step.srun_command(task, node_arguments(job, config, own), os.environ)
+            with followed.listening():
+                if settings["slurm"] == ARRAY:  # others may train on when this node has left
+                    over, every = lambda: followed.outcome() is not None, slurm_step.RARE_LOOK
+                else:
+                    over, every = followed.is_over, slurm_step.LOOK
+                code = step.run(command, over, every)
+                outcome = followed.outcome()
         end = end_of_job(
             code,
             outcome,
@@ -226,10 +318,19 @@ def _run_step(job: Job, task: SlurmTask) -> int:
             requeue=settings["requeue"],
             leave_code=settings["leave_code"],
             restarts=task.restarts,
+            seconds=time.monotonic() - began,
         )
         for line in slurm_step.conclude(end, task):
             _say(line)
     return end.code
+
+
+def _refuse_finished(config: JobConfig, task: SlurmTask) -> None:
+    from elastic_runtime.cli.run import slurm_step
+    from elastic_runtime.cli.run_in_store import RunInStore
+
+    run = RunInStore(config.endpoint, config.run_id)
+    slurm_step.refuse_finished(task, run, run.outcome())
 
 
 @contextmanager

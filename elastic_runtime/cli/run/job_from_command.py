@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.flags.build_config import TorchrunVariables, job_config
 from elastic_runtime.cli.flags.node_bounds import read_bounds
@@ -25,10 +27,11 @@ from elastic_runtime.config import LOOPBACK, SCRIPT
 from elastic_runtime.endpoint import read_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from elastic_runtime.cli.flags.flag_parser import CommandLine
     from elastic_runtime.cli.flags.setting_sources import Settings
+    from elastic_runtime.cli.hosts.listed_hosts import Host
     from elastic_runtime.config import JobConfig
 
 # What belongs to one node, and is said again for each further node.
@@ -37,7 +40,10 @@ _NOT_PASSED_ON = (
     *("listen", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
     *("monitor_interval", "start_method", "logs_specs"),
     *("node_rank", "master_addr", "master_port"),
+    *("hosts", "discover", "ssh", "slurm", "requeue"),
 )
+# What is right on one machine only.
+_ONE_MACHINE = ("local_addr",)
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,43 @@ def join_command(job: Job, config: JobConfig) -> str:
     return shlex.join([*program, *node_arguments(job, config)])
 
 
-def node_arguments(job: Job, config: JobConfig) -> list[str]:
-    """What to give ``elastic-run`` on another machine, for a node of the job."""
-    return [*_flags(job, config), *_script(job, config)]
+def node_arguments(job: Job, config: JobConfig, own: Sequence[str] = ()) -> list[str]:
+    """What to give ``elastic-run`` on another machine, for a node of the job.
+
+    Args:
+        job: the job as it was typed.
+        config: with the endpoint at which the store is really reached.
+        own: further options, of that node.
+    """
+    return [*_flags(job, config, _ONE_MACHINE), *own, *_script(job, config)]
+
+
+def host_arguments(job: Job, config: JobConfig, host: Host) -> list[str]:
+    """The same, for a node that this process starts there, and shows the output of."""
+    own = ["--node-name", host.name, "--slurm", "off", "--log-format", config.log_format]
+    if host.workers:
+        own += ["--nproc-per-node", str(host.workers)]
+    if config.metrics_port:
+        own += ["--metrics-port", str(config.metrics_port)]
+    return [*_flags(job, config, _ONE_MACHINE), *own, *_script(job, config)]
+
+
+def host_order(job: Job, config: JobConfig, host: Host, invocation: str) -> dict[str, Any]:
+    """What the far end of a node on another machine is told (``cli.hosts.remote_node``).
+
+    Args:
+        job: the job as it was typed.
+        config: with the endpoint at which the store is really reached.
+        host: the machine.
+        invocation: this command.
+    """
+    return {
+        "directory": os.getcwd(),
+        "arguments": [invocation, *host_arguments(job, config, host)],
+        "environment": host_environ(job, os.environ),
+        # One node at a time on a machine; a name may be anything that ssh takes.
+        "lock": hashlib.sha256(f"{config.run_id}/{host.name}".encode()).hexdigest()[:16],
+    }
 
 
 def local_commands(job: Job, config: JobConfig) -> dict[str, list[str]]:
@@ -119,25 +159,34 @@ def _metrics_port(config: JobConfig, number: int) -> list[str]:
     return ["--metrics-port", str(config.metrics_port + number)] if config.metrics_port else []
 
 
+def host_environ(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    """The same as ``local_environ``, for nodes on other machines."""
+    return _without((*_NOT_PASSED_ON, *_ONE_MACHINE), job, environ)
+
+
 def local_environ(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the local nodes: without what was said to their parent alone.
 
     A ``PET_STANDALONE``, for one, would have each of them host a store of its own.
     """
+    return _without(_NOT_PASSED_ON, job, environ)
+
+
+def _without(dests: Iterable[str], job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     said = {
         prefix + name.upper()
         for prefix in VARIABLES.values()
-        for dest in _NOT_PASSED_ON
+        for dest in dests
         for name in job.settings.of(dest).option.names
     }
     return {name: value for name, value in environ.items() if name not in said}
 
 
-def _flags(job: Job, config: JobConfig) -> list[str]:
+def _flags(job: Job, config: JobConfig, without: Sequence[str] = ()) -> list[str]:
     return [
         *("--min", str(config.min_nodes), "--max", str(config.max_nodes)),
         *("--rdzv-endpoint", str(config.endpoint), "--run-id", config.run_id),
-        *job.settings.as_flags(without=(*_NOT_PASSED_ON, "accelerate_config")),
+        *job.settings.as_flags(without=(*_NOT_PASSED_ON, *without, "accelerate_config")),
         *_accelerate_file(job.settings),
     ]
 

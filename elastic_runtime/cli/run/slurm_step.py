@@ -14,28 +14,33 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from elastic_runtime.cli.run_in_store import RunInStore
 from elastic_runtime.cli.slurm.job_end import RUNNING
-from elastic_runtime.cli.slurm.slurm_calls import SlurmRefused, call_slurm
+from elastic_runtime.cli.slurm.slurm_calls import SlurmRefused, SlurmSilent, call_slurm
 from elastic_runtime.cli.slurm.slurm_settings import port_of, run_of
-from elastic_runtime.errors import EXIT_LEFT, RecordError, StoreUnavailable, UsageError
-from elastic_runtime.protocol.records import OUTCOME, OutcomeRecord
-from elastic_runtime.rendezvous.stores.open_store import open_store
+from elastic_runtime.errors import EXIT_LEFT, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_runtime.cli.slurm.job_end import JobEnd
     from elastic_runtime.cli.slurm.slurm_task import SlurmTask
     from elastic_runtime.config import JobConfig
+    from elastic_runtime.protocol.records import OutcomeRecord
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+# Seconds that tasks have to end once the job is over, and those between two looks.
+LAST_TASKS = 30.0
+LOOK = 5.0
+# The same for an element of an array: there may be hundreds, and one store.
+RARE_LOOK = 60.0
+# Seconds for which Slurm is asked again if it does not answer, and those between two tries.
+_PATIENCE, _AGAIN = 600.0, 10.0
 _HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# A store wants to know how long a lease lasts, and a key to follow; nothing here has either.
-_NO_TTL, _NO_KEY = 10.0, "batch-script"
 
 
 def srun_command(
@@ -67,34 +72,45 @@ class SlurmStep:
     """The step of a job. For the main thread only.
 
     Within ``with`` no signal of Slurm's ends this process: after the step, too, it has to say what
-    follows.
+    follows. At the end of it they are ignored: Slurm sends SIGTERM to whom it queues again.
+
+    Args:
+        tell: tells people.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: list[int] = []
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> SlurmStep:
         for number in (*_PASSED_ON, *_HELD_BACK):
-            self._before[number] = signal.signal(number, self._handle)
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        for number in (*_PASSED_ON, *_HELD_BACK):
+            signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, signum: int, frame: object) -> None:
         self._asked.append(signum)
         if self._process is not None and signum in _PASSED_ON:
             self._process.send_signal(signum)
 
-    def run(self, command: Sequence[str]) -> int:
+    def run(self, command: Sequence[str], is_over: Callable[[], bool], every: float = LOOK) -> int:
         """Runs the step to its end.
 
+        ``srun`` may wait for a task for ever, such as one whose daemon is gone, or that is stopped.
+        So it is ended when the job has been over for a while.
+
+        Args:
+            command: of ``srun``.
+            is_over: asks whether the job is over, or all nodes have left it.
+            every: seconds between two looks.
+
         Returns:
-            What srun returns, the highest exit code of all tasks; of a job that was asked to end
-            before there was one, that of a node that has left.
+            What srun returns, the highest exit code of all tasks; if it had to be ended, or the job
+            was asked to end before there was one, the code of a node that has left.
 
         Raises:
             UsageError: there is no srun.
@@ -108,8 +124,49 @@ class SlurmStep:
             )
         except OSError as error:
             raise UsageError(f"srun cannot be started: {error.strerror or error}") from None
-        code = int(self._process.wait())
+        code = self._await_end(self._process, is_over, every)
         return code if code >= 0 else 128 - code
+
+    def _await_end(
+        self, process: subprocess.Popen[bytes], is_over: Callable[[], bool], every: float
+    ) -> int:
+        over_since = float("inf")
+        while time.monotonic() < over_since + LAST_TASKS:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(every)
+            over_since = min(over_since, time.monotonic()) if is_over() else float("inf")
+        self._tell(
+            "all nodes have ended or left, but srun has waited for a task for "
+            f"{LAST_TASKS:g} s more: it is ended"
+        )
+        process.terminate()
+        try:
+            process.wait(LAST_TASKS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return EXIT_LEFT
+
+
+def refuse_finished(task: SlurmTask, run: RunInStore, before: OutcomeRecord | None) -> None:
+    """Refuses a run that is done although its job has just been started: pure.
+
+    Its nodes would take it for their own, and do nothing.
+
+    Args:
+        task: the batch script.
+        run: its run.
+        before: how that has ended before this step.
+
+    Raises:
+        UsageError: it is another command's.
+    """
+    comes_late = bool(task.array or task.restarts)
+    if before is not None and before.succeeded and not comes_late:
+        raise UsageError(
+            f"the run {run.run_id!r} in {run.endpoint} is done, by an earlier elastic-run: "
+            "give each one of a batch script a --run-id of its own"
+        )
 
 
 def how_to_look(task: SlurmTask, config: JobConfig) -> str:
@@ -117,24 +174,7 @@ def how_to_look(task: SlurmTask, config: JobConfig) -> str:
     usual = str(config.endpoint).endswith(f":{port_of(task.job)}")
     if usual and config.run_id == run_of(str(task.job)):
         return f"elasticctl status --slurm {task.job}"
-    return f"elasticctl status --rdzv-endpoint {config.endpoint} --run-id {config.run_id}"
-
-
-def read_outcome(config: JobConfig) -> OutcomeRecord | None:
-    """How the run has ended, as far as its store knows; None if it has not, or none answers."""
-    # It is not to be hosted from here, even if the endpoint names this machine.
-    endpoint = replace(config.endpoint, hosted_here=True)
-    connect = config.timeouts.connect_timeout
-    with suppress(StoreUnavailable, RecordError):
-        store = open_store(endpoint, config.run_id, _NO_TTL, connect)
-        try:
-            store.start(_NO_KEY, lambda event: None)
-            for entry in store.read(OUTCOME):
-                if entry.key == OUTCOME:
-                    return OutcomeRecord.decode(entry.key, entry.value)
-        finally:
-            store.close()
-    return None
+    return RunInStore(config.endpoint, config.run_id).status_command()
 
 
 def conclude(end: JobEnd, task: SlurmTask) -> list[str]:
@@ -144,20 +184,33 @@ def conclude(end: JobEnd, task: SlurmTask) -> list[str]:
         What people are to be told, one line each.
     """
     told = [end.reason] if end.reason else []
-    try:
-        if end.requeue:
-            told.append(_requeue(task))
-        if end.cancel:
-            call_slurm("scancel", "--state=PENDING", str(task.array))
-    except SlurmRefused as error:
-        told.append(str(error))
-    return told
+    wanted: list[Callable[[], str]] = []
+    if end.requeue:
+        wanted.append(lambda: _requeue(task))
+    if end.cancel:
+        wanted.append(lambda: call_slurm("scancel", "--state=PENDING", str(task.array)))
+    deadline = time.monotonic() + _PATIENCE
+    for ask in wanted:
+        while True:
+            try:
+                told.append(ask())
+                break
+            except SlurmRefused as error:
+                # A controller that is started again is away for a moment, and this is the last one
+                # who could ask it.
+                if isinstance(error, SlurmSilent) and time.monotonic() < deadline:
+                    time.sleep(_AGAIN)
+                    continue
+                told.append(str(error))
+                break
+    return [text for text in told if text.strip()]
 
 
 def _requeue(task: SlurmTask) -> str:
     words = call_slurm("scontrol", "--oneliner", "show", "job", str(task.job)).split()
     state = next((word.partition("=")[2] for word in words if word.startswith("JobState=")), "")
-    if state != RUNNING:  # cancelled, or queued again already
-        return f"job {task.name} is not queued again: Slurm has its state as {state or 'unknown'}"
+    if state != RUNNING:
+        why = "cancelled, out of time, or queued again by Slurm itself"
+        return f"job {task.name} is {state or 'unknown'} ({why}): elastic-run asks for nothing"
     call_slurm("scontrol", "requeue", task.name)
     return f"job {task.name} is queued again"

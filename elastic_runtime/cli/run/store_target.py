@@ -91,7 +91,7 @@ def _embedded(settings: Settings) -> EmbeddedTarget:
         return EmbeddedTarget()
     asked = settings.of("listen")
     host, port = split_address(asked.value, str(asked))
-    return EmbeddedTarget(host, port, only_there=asked.level > Level.SLURM)
+    return EmbeddedTarget(host, port, only_there=asked.level > Level.PLACE)
 
 
 def choose_run_id(settings: Settings, target: StoreTarget) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.flags.flag_options import OURS
+from elastic_runtime.cli.flags.setting_sources import Level
 
 if TYPE_CHECKING:
     from elastic_runtime.cli.flags.flag_parser import CommandLine
@@ -37,7 +38,7 @@ def without_effect(settings: Settings) -> list[str]:
     return [
         settings.of(option.dest).source
         for option in OURS
-        if option.dest not in known and settings.given(option.dest)
+        if option.dest not in known and settings.of(option.dest).level > Level.PLACE
     ]
 
 

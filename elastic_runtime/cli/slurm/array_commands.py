@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.cli.slurm.shown_job import ShownJob
 
+_ELEMENT = re.compile(r"([0-9]{1,9})\s+(\S+)(?:\s+(\S+))?")
 RUNNING, PENDING = "RUNNING", "PENDING"
 
 
@@ -30,6 +31,10 @@ class Element:
     index: int
     state: str
     node: str
+
+    def __str__(self) -> str:
+        """Which it is, and where."""
+        return f"{self.index} on {self.node}" if self.node else str(self.index)
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,16 @@ class ArrayReport:
         return {"job": self.job, "throttle": self.throttle, "elements": elements}
 
     def as_text(self) -> str:
-        """One line: how many elements are in which state."""
-        counts = Counter(element.state.lower() for element in self.elements)
-        said = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+        """How many elements are in which state, and which ones, a line for each state."""
+        by_state: dict[str, list[Element]] = {}
+        for element in self.elements:
+            by_state.setdefault(element.state.lower(), []).append(element)
+        states = sorted(by_state.items())
+        said = ", ".join(f"{len(found)} {state}" for state, found in states)
         most = f" (at most {self.throttle} at a time)" if self.throttle else ""
-        return f"array {self.job}: {said or 'no element is left'}{most}"
+        first = f"array {self.job}: {said or 'no element is left'}{most}"
+        lines = [f"  {state}: {', '.join(map(str, found))}" for state, found in states]
+        return "\n".join([first, *lines])
 
 
 def read_array(shown: ShownJob) -> ArrayReport:
@@ -76,10 +86,8 @@ def read_array(shown: ShownJob) -> ArrayReport:
 
 def elements_of(lines: Iterable[str]) -> list[Element]:
     """The elements that ``squeue --array --format='%K %T %N'`` lists, by index: pure."""
-    found = []
-    for line in lines:
-        index, state, *node = line.split()
-        found.append(Element(int(index), state, node[0] if node else ""))
+    listed = filter(None, (_ELEMENT.fullmatch(line.strip()) for line in lines))
+    found = (Element(int(one[1]), one[2], one[3] or "") for one in listed)
     return sorted(found, key=lambda element: element.index)
 
 
@@ -108,6 +116,8 @@ def scale_array(shown: ShownJob, size: int | None) -> str:
     for index in leaving:
         call_slurm("scontrol", "requeue", f"{job}_{index}")
     text = f"array {job}: at most {size} of its elements run at a time"
+    if size > (left := len(report.elements)):
+        text += f"; it has {left} that have not ended"
     if leaving:
         text += f"; asked to leave: {', '.join(map(str, leaving))}"
     return text

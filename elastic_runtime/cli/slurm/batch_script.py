@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 # send the signal up to a minute early.
 DEFAULT_SIGNAL = "USR1@120"
 _EARLY = 60
+_MOST = 1_000_000  # elements
+# Options of sbatch that have their own place here.
+_OWN = ("--time", "-t", "--array", "-a", "--nodes", "-N", "--signal", "--job-name", "-J")
 _USUAL_LEAD = 60  # seconds, if a signal names none
-_INDICES = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
-_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
-_SIGNAL = re.compile(r"([RB]{1,2}:)?(SIG)?[A-Z0-9]+(@\d+)?")
+_INDICES = re.compile(r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?")
+_TIME = re.compile(r"([0-9]{1,6}-)?[0-9]{1,6}(:[0-9]{1,6}){0,2}")
+_UNLIMITED = ("0", "UNLIMITED", "INFINITE")
+# A batch script passes on to the nodes what Slurm sends to it alone (B:), if it is USR1 or USR2.
+_SIGNAL = re.compile(
+    r"((R?B|BR):(SIG)?USR[12]|(R:)?(SIG)?(USR[12]|TERM|INT|HUP|QUIT))(@[0-9]{1,5})?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -70,29 +77,59 @@ def batch_script(job: BatchJob) -> str:
 def _check(job: BatchJob) -> None:
     if bool(job.array) == bool(job.nodes):
         raise UsageError(
-            "give --nodes N (one allocation), or --array 0-7 (each element is a node, which comes "
-            "and goes by itself)"
+            "give one of --nodes N (one allocation) and --array 0-7 (each element is a node, which "
+            "comes and goes by itself)"
         )
-    for flag, text, form, example in (
-        ("--array", job.array, _INDICES, "0-7, or 0-7%4 for four at a time"),
-        ("--time", job.time, _TIME, "30 (minutes), 2:00:00 or 1-12"),
-        ("--signal", job.signal, _SIGNAL, DEFAULT_SIGNAL),
+    limited = bool(job.time) and job.time.upper() not in _UNLIMITED
+    for flag, text, fits, example in (
+        ("--array", job.array, elements_in(job.array), "0-7, or 0-7%4 for four at a time"),
+        ("--time", job.time, not limited or _TIME.fullmatch(job.time), "30 (minutes) or 1-12"),
+        ("--signal", job.signal, _SIGNAL.fullmatch(job.signal), f"{DEFAULT_SIGNAL} or B:USR1@60"),
     ):
-        if text and not form.fullmatch(text):
+        if text and not fits:
             raise UsageError(f"{flag}={text!r} is not of the form of {example}")
     lead = int(job.signal.partition("@")[2] or _USUAL_LEAD) if job.signal else 0
-    if job.time and job.signal and seconds_of(job.time) <= lead + _EARLY:
+    if limited and job.signal and seconds_of(job.time) <= lead + _EARLY:
         # It would be asked to leave when it starts, and be queued again, for ever.
         raise UsageError(
             f"--time={job.time} is too short for --signal={job.signal}: Slurm sends that {lead} s "
             f"before the limit, and up to {_EARLY} s earlier; give less, such as --signal=USR1@10, "
             'or --signal="" for none'
         )
+    _check_texts(job)
+
+
+def _check_texts(job: BatchJob) -> None:
     for option in job.options:
-        if not option.startswith("-") or "\n" in option:
+        if not option.startswith("-"):
             raise UsageError(
                 f"--sbatch={option!r} is no option of sbatch: write --sbatch=--qos=high"
             )
+        if option.partition("=")[0] in _OWN:
+            raise UsageError(f"--sbatch={option}: write {option}, which is checked")
+    for text in (job.name, job.script, *job.options):
+        if '"' in text or not text.isprintable():
+            raise UsageError(f"{text!r} cannot stand in a batch script")
+
+
+def elements_in(array: str) -> int:
+    """How many elements an array has, such as ``0-7%4`` or ``1,3,5-9:2``; 0: that is none. Pure.
+
+    See ``--array`` of sbatch(1).
+    """
+    indices, percent, most = array.partition("%")
+    if percent and not re.fullmatch(r"[1-9][0-9]{0,6}", most):
+        return 0
+    found: set[int] = set()
+    for one in indices.split(","):
+        if not _INDICES.fullmatch(one):
+            return 0
+        span, _, every = one.partition(":")
+        first, _, last = span.partition("-")
+        if not 0 <= int(last or first) - int(first) <= _MOST:
+            return 0
+        found |= {*range(int(first), int(last or first) + 1, int(every or 1))}
+    return len(found)
 
 
 def seconds_of(time: str) -> int:
@@ -107,7 +144,7 @@ def seconds_of(time: str) -> int:
 
 
 def _options(job: BatchJob) -> Iterator[str]:
-    yield f"--job-name={job.name or PurePath(job.script).stem or 'train'}"
+    yield _quoted(f"--job-name={job.name or PurePath(job.script).stem or 'train'}")
     if job.array:
         yield f"--array={job.array}"
         yield "--nodes=1"
@@ -123,7 +160,13 @@ def _options(job: BatchJob) -> Iterator[str]:
         yield f"--time={job.time}"
     if job.signal:
         yield f"--signal={job.signal}"
-    yield from job.options
+    yield from map(_quoted, job.options)
+
+
+def _quoted(option: str) -> str:
+    """As sbatch reads it in a script: what has spaces, in quotes."""
+    name, equals, value = option.partition("=")
+    return f'{name}{equals}"{value}"' if any(char.isspace() for char in option) else option
 
 
 def _explained(job: BatchJob) -> Iterator[str]:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 # A comma outside of brackets.
 _BETWEEN = re.compile(r",(?![^\[\]]*\])")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+# More than any cluster has: a list that is none must not take all memory.
+_MOST = 1 << 17
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -25,7 +27,11 @@ def expand_hosts(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: it is no such list.
     """
-    return tuple(name for part in _BETWEEN.split(text) for name in _names(part, text))
+    found = (name for part in _BETWEEN.split(text) for name in _names(part, text))
+    names = tuple(itertools.islice(found, _MOST + 1))
+    if len(names) > _MOST:
+        raise ValueError(f"{text!r} lists more than {_MOST} hosts")
+    return names
 
 
 def _names(part: str, whole: str) -> Iterator[str]:
@@ -43,5 +49,8 @@ def _numbers(text: str, whole: str) -> Iterator[str]:
         found = _RANGE.fullmatch(one)
         if not found or int(found[2] or found[1]) < int(found[1]):
             raise ValueError(f"{whole!r} is no list of hosts: [{one}] is no range of numbers")
-        for number in range(int(found[1]), int(found[2] or found[1]) + 1):
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first > _MOST:
+            raise ValueError(f"{whole!r} lists more than {_MOST} hosts")
+        for number in range(first, last + 1):
             yield f"{number:0{len(found[1])}}"

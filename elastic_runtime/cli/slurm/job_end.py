@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT
+from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT, EXIT_STORE_UNREACHABLE
 
 if TYPE_CHECKING:
     from elastic_runtime.protocol.records import OutcomeRecord
@@ -20,6 +20,8 @@ RUNNING = "RUNNING"
 _KILLED = 128
 # What kills a job each time, such as too little memory, would do so for ever.
 MAX_REQUEUES_AFTER_KILL = 10
+# Seconds: who is asked to leave sooner, time and again, has a limit that leaves no time to train.
+_SHORT = 180.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ def end_of_job(
     requeue: bool,
     leave_code: int,
     restarts: int,
+    seconds: float,
 ) -> JobEnd:
     """Decides how the batch script of a job, or of an element of an array, ends.
 
@@ -57,16 +60,19 @@ def end_of_job(
         requeue: the user wants the job to come back.
         leave_code: what a node ends with that was asked to leave.
         restarts: how often the job, or the element, has been queued again.
+        seconds: how long the step has run.
     """
     if outcome is not None:
         done = outcome.exit_code == EXIT_DONE
         reason = f"srun has ended with {code}, but the job is done" if done and code else ""
         return JobEnd(outcome.exit_code, cancel=array, reason=reason)
     left = code in (EXIT_LEFT, leave_code)
-    if left or code > _KILLED:
+    cut_off = array and code == EXIT_STORE_UNREACHABLE
+    if left or cut_off or code > _KILLED:
         why = "asked to leave" if left else f"killed (srun has ended with {code})"
+        why = "without its store" if cut_off else why
         whom = "this node was" if array else "the job was"
-        if not left and restarts >= MAX_REQUEUES_AFTER_KILL:
+        if (not left or seconds < _SHORT) and restarts >= MAX_REQUEUES_AFTER_KILL:
             why, requeue = f"{why}, and was queued again {restarts} times: that is enough", False
         return JobEnd(leave_code if left else code, requeue=requeue, reason=f"{whom} {why}")
     return JobEnd(code)

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from elastic_runtime.cli.flags.flag_parser import Parser
-from elastic_runtime.cli.flags.setting_sources import read_settings
-from elastic_runtime.cli.slurm.batch_script import DEFAULT_SIGNAL, BatchJob, batch_script
+from elastic_runtime.cli.flags.node_bounds import read_bounds
+from elastic_runtime.cli.flags.setting_sources import Level, read_settings
+from elastic_runtime.cli.slurm.batch_script import (
+    DEFAULT_SIGNAL,
+    BatchJob,
+    batch_script,
+    elements_in,
+)
 from elastic_runtime.cli.slurm.slurm_calls import call_slurm
+from elastic_runtime.endpoint import ETCD, parse_endpoint
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ def sbatch(
 
     The options of sbatch come first, then those of elastic-run, then SCRIPT with its arguments.
     """
-    script = _script_of(command, array=bool(array))
+    script = _script_of(command, nodes or elements_in(array), array=bool(array))
     job = BatchJob(
         program=_program(),
         arguments=command,
@@ -81,21 +88,50 @@ def sbatch(
     click.echo(f"submitted job {number}")
 
 
+# What may be taken for options of elastic-run: those of this command, and of sbatch.
+_OWN = ("--submit", "--nodes", "--array", "--time", "--signal", "--job-name", "--sbatch")
+_OF_SBATCH = ("--partition", "--qos", "--account", "--gres", "--mem", "--cpus-per-task")
+
+
 def _program() -> list[str]:
     beside = Path(sys.executable).with_name("elastic-run")
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "elastic_runtime"]
 
 
-def _script_of(command: Sequence[str], *, array: bool) -> str:
+def _script_of(command: Sequence[str], size: int, *, array: bool) -> str:
     """What is trained, after a look at what would fail only when the job starts.
+
+    Args:
+        command: of ``elastic-run``.
+        size: how many nodes the job has at most; 0: that is not known.
+        array: it is one.
 
     Raises:
         UsageError: the options of elastic-run are wrong, or the script is not there.
     """
     parser = Parser()
-    line = parser.split(command)
+    try:
+        line = parser.split(command)
+    except UsageError:
+        for word, following in zip(command, [*command[1:], ""], strict=True):
+            name = word.partition("=")[0]
+            if name in _OWN:
+                raise UsageError(f"{name} belongs before the options of elastic-run") from None
+            if name in _OF_SBATCH:
+                whole = word if "=" in word else f"{word}={following}"
+                how = f"as --sbatch={whole}, before those of elastic-run"
+                raise UsageError(f"{name} is an option of sbatch: write it {how}") from None
+        raise
     settings = read_settings(parser.options, line.given, os.environ)
-    if array and not settings.given("rdzv_endpoint"):
+    for dest in ("local_nodes", "standalone", "slurm", "hosts", "discover"):
+        if settings.of(dest).level is Level.FLAG:
+            raise UsageError(f"{settings.of(dest)}: it is Slurm that says which nodes there are")
+    low = read_bounds(settings).low
+    if size and low > size:
+        raise UsageError(f"a job of at least {low} nodes has no room in {size}")
+    text, backend = settings["rdzv_endpoint"], settings["rdzv_backend"]
+    backend = backend if settings.given("rdzv_backend") else ""
+    if array and (not text or parse_endpoint(text, backend).backend != ETCD):
         raise UsageError(
             "--array: any element may start first, or be the only one, so none can host the store: "
             "name an etcd with --rdzv-endpoint"

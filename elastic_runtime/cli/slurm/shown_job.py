@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastic_runtime.cli.slurm.host_list import expand_hosts
-from elastic_runtime.cli.slurm.slurm_calls import call_slurm
+from elastic_runtime.cli.slurm.slurm_calls import SlurmRefused, call_slurm
 from elastic_runtime.errors import UsageError
 
+# Of an element of an array as well: 17_3, or 17_[3-7] of those that wait.
+_ID = re.compile(r"([1-9][0-9]{0,17})(?:_[0-9\[\],%-]{1,99})?")
 _FIELD = re.compile(r"\b(\w+)=(\S*)")
 # What stands in the place of a host that there is not, or no more.
-_NONE = ("", "(null)", "n/a")
+_NONE = ("", "(null)", "n/a", "None")
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,16 @@ def show_job(job: str) -> ShownJob:
         UsageError: that is no id of a job.
         SlurmRefused: Slurm does not know it, or does not answer.
     """
-    if not job.isdecimal():
+    found = _ID.fullmatch(job)
+    if not found:
         raise UsageError(f"{job!r} is no id of a job of Slurm's: squeue lists them")
-    return read_shown(job, call_slurm("scontrol", "--oneliner", "show", "job", job))
+    try:
+        text = call_slurm("scontrol", "--oneliner", "show", "job", found[1])
+    except SlurmRefused as error:
+        if "Invalid job id" in str(error):
+            raise UsageError(f"Slurm knows no job {job}, or has forgotten it") from None
+        raise
+    return read_shown(found[1], text)
 
 
 def read_shown(job: str, text: str) -> ShownJob:
@@ -50,13 +60,16 @@ def read_shown(job: str, text: str) -> ShownJob:
     fields: dict[str, str] = {}
     for name, value in _FIELD.findall(text):
         fields.setdefault(name, value)
-    hosts = [fields.get(name, "") for name in ("BatchHost", "NodeList")]
-    found = [expand_hosts(host)[0] for host in hosts if host not in _NONE]
-    throttles = re.findall(r"\bArrayTaskThrottle=(\d+)", text)
+    found: list[str] = []
+    for name in ("BatchHost", "NodeList"):
+        if (hosts := fields.get(name, "")) not in _NONE:
+            with suppress(ValueError):
+                found.append(expand_hosts(hosts)[0])
+    throttles = re.findall(r"\bArrayTaskThrottle=([0-9]{1,9})\b", text)
     return ShownJob(
-        job,
+        fields.get("ArrayJobId", job),  # an element has an id of its own as well
         fields.get("JobState", ""),
         next(iter(found), ""),
-        "ArrayTaskId" in fields,
+        "ArrayJobId" in fields,
         max(map(int, throttles), default=0),
     )

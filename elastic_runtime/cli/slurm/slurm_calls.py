@@ -5,6 +5,7 @@ Only what its environment does not say: a command needs the controller to answer
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 
@@ -20,6 +21,14 @@ class SlurmRefused(ElasticError):
     exit_code = EXIT_STORE_UNREACHABLE
 
 
+class SlurmSilent(SlurmRefused):
+    """Slurm does not answer: it may do so later."""
+
+
+# What its commands say then.
+_SILENT = re.compile(r"timed? ?out|unable to contact|connection refused|zero bytes", re.IGNORECASE)
+
+
 def call_slurm(*command: str, stdin: str = "") -> str:
     """What a command of Slurm's prints.
 
@@ -28,7 +37,8 @@ def call_slurm(*command: str, stdin: str = "") -> str:
         stdin: what it reads.
 
     Raises:
-        SlurmRefused: there is no such command, it fails, or it does not answer in time.
+        SlurmRefused: there is no such command, or it fails.
+        SlurmSilent: it does not answer.
     """
     try:
         done = subprocess.run(
@@ -44,10 +54,11 @@ def call_slurm(*command: str, stdin: str = "") -> str:
         raise SlurmRefused(f"{command[0]} cannot be run: {error.strerror or error}") from None
     except subprocess.TimeoutExpired:
         why = f"{command[0]} has not answered for {_LONGEST_CALL:g} s"
-        raise SlurmRefused(why) from None
+        raise SlurmSilent(why) from None
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise SlurmRefused(f"{' '.join(command)}: {said}")
+        kind = SlurmSilent if _SILENT.search(said) else SlurmRefused
+        raise kind(f"{' '.join(command)}: {said}")
     return done.stdout
 
 

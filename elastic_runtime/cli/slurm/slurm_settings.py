@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AUTO, JOB, ARRAY, OFF = "auto", "job", "array", "off"
 # Above the ports of services, below those that clients get by themselves (as of Linux).
-_FIRST_PORT, _PORTS = 15000, 10000
+_FIRST_PORT, _PORTS, _APART = 15000, 10000, 1009
 # Seconds in which the nodes of an allocation, which start at once, are waited for.
 _ALL_HERE = 60
 # Slurm's own (--signal) beside those that end any agent.
@@ -60,14 +60,14 @@ def slurm_settings(
     }
 
 
-def run_of(job: str) -> str:
-    """The run id of a job, or of one that is an array."""
-    return f"slurm-{job}"
+def run_of(job: str, step: int = 0) -> str:
+    """The run id of a job, or of one that is an array; further steps have one of their own."""
+    return f"slurm-{job}.{step}" if step else f"slurm-{job}"
 
 
-def port_of(job: int) -> int:
-    """Where the store of a job listens on the node that hosts it."""
-    return _FIRST_PORT + job % _PORTS
+def port_of(job: int, step: int = 0) -> int:
+    """Where the store of a job listens on the node that hosts it; steps may run side by side."""
+    return _FIRST_PORT + (job + step * _APART) % _PORTS
 
 
 def _of_array(task: SlurmTask, endpoint: bool) -> dict[str, Said]:
@@ -92,7 +92,7 @@ def _of_array(task: SlurmTask, endpoint: bool) -> dict[str, Said]:
 
 def _of_step(task: SlurmTask, endpoint: bool, host_of: Callable[[str], str]) -> dict[str, Said]:
     said = {
-        "rdzv_id": ("SLURM_JOB_ID", run_of(str(task.job))),
+        "rdzv_id": ("SLURM_JOB_ID", run_of(str(task.job), task.step)),
         "node_name": ("SLURMD_NODENAME", task.node),
     }
     if len(task.nodes) == 1:
@@ -105,12 +105,17 @@ def _of_step(task: SlurmTask, endpoint: bool, host_of: Callable[[str], str]) -> 
         return said
     if not task.in_step:  # it starts the nodes, and hosts their store
         return {**said, "listen": ("SLURM_JOB_ID", f":{port_of(task.job)}")}
-    first = f"{host_of(task.nodes[0])}:{port_of(task.job)}"
+    first = f"{host_of(task.nodes[0])}:{port_of(task.job, task.step)}"
     return {**said, "rdzv_endpoint": ("SLURM_JOB_NODELIST", f"c10d://{first}")}
 
 
 def under_slurm(
-    settings: Settings, environ: Mapping[str, str], pid: int, host_of: Callable[[str], str]
+    settings: Settings,
+    environ: Mapping[str, str],
+    pid: int,
+    host_of: Callable[[str], str],
+    *,
+    typed: bool = False,
 ) -> tuple[Settings, SlurmTask | None]:
     """The settings of a process with what Slurm says of it, and which task it is.
 
@@ -119,6 +124,7 @@ def under_slurm(
         environ: the environment of the process.
         pid: its id.
         host_of: where a node of Slurm's is reached.
+        typed: its input is a terminal.
 
     Returns:
         The settings as they are and None, if it is no task of Slurm's or is not to be one.
@@ -129,7 +135,7 @@ def under_slurm(
     asked = settings.of("slurm")
     how = str(asked.value)
     alone = settings["standalone"] or settings["local_nodes"] > 1
-    if how == OFF or (how == AUTO and (alone or not is_task(environ, pid))):
+    if how == OFF or (how == AUTO and (alone or not is_task(environ, pid, typed=typed))):
         return settings, None
     try:
         task = read_task(environ)
@@ -137,9 +143,21 @@ def under_slurm(
         said = slurm_settings(task, how, endpoint=endpoint, host_of=host_of)
     except UsageError as error:
         raise UsageError(f"{asked}: {error}" if asked.given else str(error)) from None
-    return settings.with_slurms(said), task
+    return settings.with_places(said), task
+
+
+def no_task(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """What to tell who types a command in a shell of Slurm's, and may mean the nodes of its job."""
+    job, nodes = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NUM_NODES", "1")
+    alone = settings["standalone"] or settings["local_nodes"] > 1
+    if not job or settings["slurm"] != AUTO or alone or nodes == "1":
+        return []
+    srun = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0"
+    said = f"this is a shell of Slurm's job {job}, whose {nodes} nodes are not used"
+    return [f"{said}: {srun} elastic-run … starts a node on each"]
 
 
 def starts_step(task: SlurmTask, settings: Settings) -> bool:
     """Whether a process is the batch script that starts the nodes, and none of them itself."""
-    return not task.in_step and (task.job_nodes > 1 or settings.given("slurm"))
+    asked = settings.given("slurm") or settings["requeue"]
+    return not task.in_step and (task.job_nodes > 1 or asked)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # Names of jobs in which a person types commands: what is started there is no task of the job's.
 _SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")
 # SLURM_STEP_TASKS_PER_NODE: "2(x3),1", by node in order.
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class SlurmTask:
         job_nodes: how many nodes the job has.
         tasks_here: how many tasks of the step run on this node.
         in_step: ``srun`` has started it; if not, this is a batch script.
+        step: which step of the job that is, from 0.
         array: id of the array; 0: the job is no element of one.
         index: of this element in its array.
         elements: how many the array has.
@@ -44,6 +46,7 @@ class SlurmTask:
     job_nodes: int
     tasks_here: int = 1
     in_step: bool = True
+    step: int = 0
     array: int = 0
     index: int = 0
     elements: int = 0
@@ -55,18 +58,20 @@ class SlurmTask:
         return f"{self.array}_{self.index}" if self.array else str(self.job)
 
 
-def is_task(environ: Mapping[str, str], pid: int) -> bool:
+def is_task(environ: Mapping[str, str], pid: int, *, typed: bool = False) -> bool:
     """Whether a process is one of a job's own, and not started by a person inside of one.
 
     Args:
         environ: its environment.
         pid: its id.
+        typed: its input is a terminal.
     """
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_PROCID"):
         return False
-    started_by_slurm = environ.get("SLURM_TASK_PID") == str(pid)
+    if environ.get("SLURM_TASK_PID") == str(pid):
+        return True
     several = environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
-    return started_by_slurm or several or environ.get("SLURM_JOB_NAME") not in _SHELLS
+    return not typed and (several or environ.get("SLURM_JOB_NAME") not in _SHELLS)
 
 
 def read_task(environ: Mapping[str, str]) -> SlurmTask:
@@ -91,6 +96,7 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
         job_nodes=_number(environ, "SLURM_JOB_NUM_NODES", len(nodes)),
         tasks_here=_tasks_of(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"), place),
         in_step=in_step,
+        step=_number(environ, "SLURM_STEP_ID", 0),
         array=_number(environ, "SLURM_ARRAY_JOB_ID", 0),
         index=_number(environ, "SLURM_ARRAY_TASK_ID", 0),
         elements=_number(environ, "SLURM_ARRAY_TASK_COUNT", 0),
@@ -104,14 +110,14 @@ def _number(environ: Mapping[str, str], variable: str, default: int | None = Non
         return default
     if not text:
         raise UsageError(f"this is no task of Slurm's: {variable} is not set")
-    if not text.isdecimal():
-        raise UsageError(f"{variable}={text!r} is no number")
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(f"{variable}={text[:40]!r} is no number")
     return int(text)
 
 
 def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
     text = environ.get(variable, "")
-    if not text:
+    if text in ("", "(null)"):
         raise UsageError(f"this is no task of Slurm's: {variable} is not set")
     try:
         return expand_hosts(text)

@@ -94,7 +94,9 @@ def _former_outcome(state: NodeState) -> int:
     and so is a good one of a run that is not to be run again.
     """
     job, outcome, own = state.job_record, state.outcome_record, state.policy.invocation
-    if outcome is not None and outcome.succeeded and state.policy.once:
+    mine = state.own.record.settings if state.own.record is not None else ""
+    same = job is not None and job.settings == mine
+    if outcome is not None and outcome.succeeded and state.policy.once and same:
         return ABSENT
     if job is None or outcome is None or not own or job.invocation != own:
         return state.shown.outcome.version

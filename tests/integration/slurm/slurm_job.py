@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +39,9 @@ class SlurmJob:
             there is a script.
         steps: how many it counts.
         script: a batch script, with ``{elastic_run}`` in it.
+
+    Attributes:
+        words: what each node is started with, beside ``options``.
     """
 
     def __init__(
@@ -47,7 +49,8 @@ class SlurmJob:
     ) -> None:
         self.cluster = cluster
         self.folder = folder
-        words = [*options, *_SHOWN, str(COUNTS), str(folder), str(steps)]
+        self.words = [*_SHOWN, str(COUNTS), str(folder), str(steps)]
+        words = [*options, *self.words]
         self.id = self._submit(script, words) if script else self._sbatch(words)
 
     def _submit(self, script: str, words: list[str]) -> str:
@@ -123,11 +126,15 @@ class SlurmJob:
         """The workers are to end well."""
         (self.folder / "enough").touch()
 
-    def kill_agent(self, node: str) -> None:
-        """SIGKILL to the agent of a node, whose workers die with it."""
+    def signal_agent(self, node: str, number: int) -> None:
+        """A signal to the agent of a node; its workers die with it."""
         found = self.cluster.tasks(node)
         assert found, self.output()
-        os.kill(found[0], signal.SIGKILL)
+        os.kill(found[0], number)
+
+    def signal_batch(self, number: int) -> None:
+        """A signal to ``elastic-run`` in the batch script."""
+        os.kill(self.cluster.batch(self.id), number)
 
     def check_steps(self, steps: int) -> None:
         """Each step was made, in order.

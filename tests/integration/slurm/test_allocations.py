@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tests.slurm_cluster import REQUEUE_EXIT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.etcd_server import EtcdServer
     from tests.slurm_cluster import SlurmCluster
 
 
@@ -25,7 +27,7 @@ def test_a_killed_agent_does_not_make_the_job_fail(slurm: SlurmCluster, tmp_path
             f"slurm-{job.id}",
             True,
         )
-        job.kill_agent("n1")
+        job.signal_agent("n1", signal.SIGKILL)
         job.wait_for_steps(3)
         # Slurm keeps the first nodes of an allocation that is made smaller, and kills the others.
         slurm.call("scontrol", "update", f"jobid={job.id}", "NumNodes=3")
@@ -44,7 +46,7 @@ def test_a_cancelled_job_saves_and_does_not_come_back(slurm: SlurmCluster, tmp_p
         assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0"), job.output()
         last = job.noted("steps")[-1][0]
         assert f"step {last} is saved" in job.output()
-        assert "is not queued again: Slurm has its state as COMPLETING" in job.output()
+        assert "is COMPLETING (cancelled, out of time" in job.output()
 
 
 @pytest.mark.parametrize("number", ["USR1", "USR2"])
@@ -80,6 +82,30 @@ def test_a_script_of_ones_own_and_a_site_that_queues_again_by_exit_code(
         job.check_steps(60)
 
 
+_STEPS = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --no-kill --output=slurm-%j.out
+for node in $(scontrol show hostnames); do
+    srun --nodes=1 --ntasks=1 --nodelist=$node {elastic_run} &
+done
+wait
+"""
+
+
+def test_of_a_step_for_each_node_one_is_ended(
+    slurm: SlurmCluster, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """They are one job as they are told the same run."""
+    run = ("--max=2", "--run-id=r7", f"--rdzv-endpoint=etcd://{etcd.endpoint}/{tmp_path.name}")
+    with SlurmJob(slurm, tmp_path, *run, steps=9999, script=_STEPS) as job:
+        job.wait_for_steps(2)
+        # It does what it is told, and then says that there is no such step.
+        slurm.call("scancel", "--signal=TERM", f"{job.id}.1", check=False)
+        job.wait_for_steps(1)
+        job.enough()
+        assert job.wait_for_end()["JobState"] == "COMPLETED", job.output()
+        job.check_steps(job.noted("steps")[-1][0])
+
+
 def test_two_tasks_a_node_are_refused(slurm: SlurmCluster, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     elastic_run = f"{sys.executable} -m elastic_runtime"
@@ -106,6 +132,41 @@ def test_a_node_that_dies_takes_no_other_along(slurm: SlurmCluster, tmp_path: Pa
         finally:
             slurm.start_node("n2")
             slurm.wait_until_idle()
+
+
+@pytest.mark.slow("a lease that runs out, and what the step has to end after that")
+def test_a_node_that_hangs_does_not_keep_a_job_that_leaves(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """It would stay until its time limit, and nobody would ask for the requeue."""
+    with SlurmJob(slurm, tmp_path, "--nodes=3", steps=120) as job:
+        job.wait_for_steps(3)
+        job.signal_agent("n2", signal.SIGSTOP)
+        job.wait_for_steps(2)
+        slurm.call("scancel", "--signal=USR1", job.id)
+        job.wait(lambda: job.fields().get("Restarts") == "1", "another start")
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        assert "all nodes have ended or left" in job.output()
+        job.check_steps(120)
+
+
+@pytest.mark.slow("the nodes have to take the process for dead that hosts their store")
+def test_who_was_stopped_for_a_while_does_not_begin_a_job_again_that_is_done(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    """The nodes have moved the store to one of them by then, with which it ends."""
+    with SlurmJob(slurm, tmp_path, "--nodes=3", steps=9999) as job:
+        job.wait_for_steps(3)
+        job.signal_batch(signal.SIGSTOP)
+        job.wait_for_steps(3, more=120)  # of 0.1 s
+        job.signal_batch(signal.SIGCONT)
+        job.wait(lambda: "the store has lost its data" in job.output(), "another store")
+        job.signal_agent("n2", signal.SIGKILL)
+        job.wait_for_steps(2)
+        job.enough()
+        ended = job.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), job.output()
 
 
 @pytest.mark.slow("a time limit, which Slurm looks at every half minute")

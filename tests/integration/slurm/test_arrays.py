@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.slurm.slurm_job import COUNTS, SlurmJob, environment
+from tests.integration.slurm.slurm_job import SlurmJob, environment
 from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_elements_come_and_go(slurm: SlurmCluster, etcd: EtcdServer, tmp_path: P
         assert [*ends.values()].count("COMPLETED") >= 2, (ends, job.output())
         # One that Slurm starts all the same has nothing to do.
         steps, began = len(job.noted("steps")), len(job.noted("begins"))
-        late = _element(slurm, job.id, "--slurm=array", endpoint, str(COUNTS), str(tmp_path), "9")
+        late = _element(slurm, job.id, "--slurm=array", endpoint, *job.words)
         assert late.returncode == 0, late.stderr
         assert "the job is done; this node was in no round of it" in late.stderr
         assert (len(job.noted("steps")), len(job.noted("begins"))) == (steps, began)
@@ -53,10 +53,10 @@ def _element(slurm: SlurmCluster, array: str, *arguments: str) -> subprocess.Com
     task = {
         **{"SLURM_JOB_ID": "99", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "x"},
         **{"SLURM_STEP_NODELIST": "n0", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n0"},
-        **{"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "8"},
+        **{"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "4", "SLURM_ARRAY_TASK_COUNT": "5"},
     }
     return subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", "--cold", *arguments],
+        [sys.executable, "-m", "elastic_runtime", *arguments],
         env={**environment(slurm), **task},
         capture_output=True,
         text=True,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.cli.ctl import run_commands
+from elastic_runtime.cli import run_in_store
 from elastic_runtime.cli.ctl.elasticctl import main
-from elastic_runtime.cli.ctl.run_commands import by_run, scaled_job
-from elastic_runtime.errors import EXIT_DONE, UsageError
+from elastic_runtime.cli.ctl.run_commands import by_run
+from elastic_runtime.errors import EXIT_DONE
 from elastic_runtime.protocol.records import JOB, OUTCOME, JobRecord, OutcomeRecord, Record
 from elastic_runtime.rendezvous.store_contract import Put, StoreEntry, Transaction
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
@@ -37,7 +37,7 @@ def ctl(
 ) -> Ctl:
     """Runs a command on it: the exit code, what is printed, and what went wrong."""
     server = store._server
-    monkeypatch.setattr(run_commands, "open_store", lambda *_: MemoryStore(server, 2.0))
+    monkeypatch.setattr(run_in_store, "open_store", lambda *_: MemoryStore(server, 2.0))
 
     def call(*arguments: str) -> tuple[int, str, str]:
         code = main([*arguments, "--rdzv-endpoint", "etcd://127.0.0.1:1/x", "--run-id", "r"])
@@ -87,23 +87,6 @@ def test_a_job_that_has_ended_is_not_scaled(store: Store, ctl: Ctl) -> None:
     # The end of an earlier life says nothing.
     put(store, outcome=replace(ended, incarnation="earlier"))
     assert ctl("scale", "--max", "3")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "message"),
-    [
-        (0, None, "a job needs at least one node"),
-        (3, None, "the minimum 3 would be above the maximum 2"),
-        (None, 1, "the minimum 2 would be above the maximum 1"),
-        (1, 1, "a multiple of 2 nodes"),
-    ],
-)
-def test_bounds_that_no_world_fits_are_refused(
-    low: int | None, high: int | None, message: str
-) -> None:
-    job = replace(A_JOB, min_nodes=2, max_nodes=2, node_unit=2)
-    with pytest.raises(UsageError, match=message):
-        scaled_job(job, low, high)
 
 
 def test_runs_are_told_apart_by_their_prefix() -> None:

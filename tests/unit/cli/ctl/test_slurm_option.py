@@ -43,6 +43,19 @@ def test_a_job_that_does_not_run_has_no_store(stand_ins: StandIns) -> None:
         _asked(stand_ins, PENDING)
 
 
+def test_a_job_that_is_over_or_still_starts_says_so(
+    stand_ins: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="job 17 is COMPLETED: its output says how"):
+        _asked(stand_ins, ALLOCATION.replace("RUNNING", "COMPLETED"))
+    here = ALLOCATION.replace("gpu07", "localhost")
+    stand_ins.put("scontrol", f"echo '{here}'")
+    assert elasticctl.main(["status", "--slurm", "17"]) == 4  # nobody listens at its port
+    said = capsys.readouterr().err
+    assert "job 17 is RUNNING, but nothing is seen of it yet" in said
+    assert "its nodes are still starting, or its store is at another port" in said
+
+
 def test_an_allocation_does_not_grow(stand_ins: StandIns) -> None:
     with pytest.raises(UsageError, match="Slurm gives it no more nodes"):
         _asked(stand_ins, ALLOCATION, job="4", low=None, high=None)
@@ -54,12 +67,15 @@ def test_the_elements_of_an_array_are_slurms(
     stand_ins: StandIns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _asked(stand_ins, ARRAY) is None
-    assert capsys.readouterr().out.startswith("array 17: 1 pending, 2 running (at most 4 at a time")
+    assert capsys.readouterr().out.startswith("array 21: 1 pending, 2 running (at most 4 at a time")
     assert _asked(stand_ins, ARRAY, job="1", low=None, high=None) is None
     assert capsys.readouterr().out.endswith("run at a time; asked to leave: 1\n")
+    _asked(stand_ins, ARRAY, job="12", low=None, high=None)
+    assert capsys.readouterr().out.endswith("at a time; it has 3 that have not ended\n")
+    _asked(stand_ins, ARRAY, job="1", low=None, high=None)
     assert stand_ins.calls()[-2:] == [
-        "scontrol update jobid=17 ArrayTaskThrottle=1",
-        "scontrol requeue 17_1",
+        "scontrol update jobid=21 ArrayTaskThrottle=1",
+        "scontrol requeue 21_1",
     ]
 
 
@@ -68,7 +84,7 @@ def test_the_run_of_an_array_is_in_the_store_that_is_named(
 ) -> None:
     found = _asked(stand_ins, ARRAY, rdzv_endpoint=_ETCD)
     assert found is not None
-    assert found["run_id"] == "slurm-17"
+    assert found["run_id"] == "slurm-21"
     assert "2 running" in capsys.readouterr().out
     assert _asked(stand_ins, ARRAY, rdzv_endpoint=_ETCD, low=1, high=None)
     with pytest.raises(UsageError, match="name the etcd"):

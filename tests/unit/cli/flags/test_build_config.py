@@ -132,3 +132,5 @@ def test_what_has_no_meaning_is_said(settings_of: SettingsOf) -> None:
     assert "--monitor-interval=1 has no effect" in said
     assert "--rdzv-conf: no meaning here: close_timeout" in said
     assert notes(settings_of("--max 4")) == []
+    assert notes(settings_of("--ssh ssh")) == ["--ssh has no effect without --hosts or --discover"]
+    assert notes(settings_of("--ssh ssh --hosts f")) == []

@@ -76,8 +76,8 @@ def test_the_highest_source_wins(
         flags["config"] = str(path)
 
     settings = read_settings(parser.options, flags, environ)
-    if Level.SLURM in said:
-        settings = settings.with_slurms({dest: ("SLURM_IT", samples[said[Level.SLURM]][0])})
+    if Level.PLACE in said:
+        settings = settings.with_places({dest: ("SLURM_IT", samples[said[Level.PLACE]][0])})
     found = settings.of(dest)
 
     if said:

@@ -13,15 +13,23 @@ def test_elements_are_listed_by_their_index() -> None:
     assert found[1] == Element(3, "PENDING", "")
 
 
+def test_what_is_no_element_is_left_out() -> None:
+    assert elements_of(["N/A RUNNING n1", "", "3"]) == []
+
+
 def test_the_highest_indices_leave() -> None:
     found = elements_of(LISTED)
     assert surplus(found, 1) == [10]
     assert surplus(found, 2) == []
 
 
-def test_one_line_says_how_it_is() -> None:
+def test_it_says_how_many_there_are_and_which() -> None:
     report = ArrayReport("17", 4, tuple(elements_of(LISTED)))
-    said = report.as_text()
-    assert said == "array 17: 1 completing, 1 pending, 2 running (at most 4 at a time)"
+    assert report.as_text().splitlines() == [
+        "array 17: 1 completing, 1 pending, 2 running (at most 4 at a time)",
+        "  completing: 4 on n2",
+        "  pending: 3",
+        "  running: 2 on n0, 10 on n1",
+    ]
     assert ArrayReport("17", 0, ()).as_text() == "array 17: no element is left"
     assert report.as_dict()["elements"][0] == {"index": 2, "state": "RUNNING", "node": "n0"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.cli.slurm.batch_script import BatchJob, batch_script, seconds_of
+from elastic_runtime.cli.slurm.batch_script import BatchJob, batch_script, elements_in, seconds_of
 from elastic_runtime.errors import UsageError
 
 
@@ -53,6 +53,25 @@ def test_a_short_job_needs_a_late_signal() -> None:
     assert "--signal" not in _script(nodes=2, time="1", signal="")
 
 
+@pytest.mark.parametrize(
+    ("array", "elements"),
+    [("0-7", 8), ("0-7%4", 8), ("1,3,5-9:2", 5), ("0-9:3", 4), ("3", 1), ("", 0), ("a", 0)],
+)
+def test_elements_are_counted(array: str, elements: int) -> None:
+    assert elements_in(array) == elements
+
+
+def test_what_has_spaces_stands_in_quotes() -> None:
+    lines = _script(nodes=2, name="my job", options=["--comment=a b"]).splitlines()
+    assert '#SBATCH --job-name="my job"' in lines
+    assert '#SBATCH --comment="a b"' in lines
+
+
+@pytest.mark.parametrize("time", ["0", "UNLIMITED", "infinite"])
+def test_no_limit_is_not_too_short(time: str) -> None:
+    assert f"#SBATCH --time={time}" in _script(nodes=2, time=time, signal="usr1@120")
+
+
 def test_a_job_that_does_not_come_back() -> None:
     lines = _script(nodes=2, requeue=False, signal="").splitlines()
     assert "#SBATCH --no-requeue" in lines
@@ -63,15 +82,25 @@ def test_a_job_that_does_not_come_back() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "give --nodes N"),
-        ({"nodes": 2, "array": "0-3"}, "give --nodes N"),
+        ({}, "give one of --nodes N"),
+        ({"nodes": 2, "array": "0-3"}, "give one of --nodes N"),
+        ({"array": "7-0"}, "--array='7-0'"),
+        ({"array": "0-7:0"}, "--array='0-7:0'"),
+        ({"array": "0-7%0"}, "--array='0-7%0'"),
+        ({"array": "0-99999999"}, "--array='0-99999999'"),
+        ({"nodes": 2, "signal": "B:TERM@60"}, "--signal='B:TERM@60'"),
+        ({"nodes": 2, "signal": "KILL@5"}, "--signal='KILL@5'"),
+        ({"nodes": 2, "signal": "BB:USR1@1"}, "--signal='BB:USR1@1'"),
+        ({"nodes": 2, "options": ["--time=2"]}, "write --time=2, which is checked"),
+        ({"nodes": 2, "name": "a\nrm -rf x"}, "cannot stand in a batch script"),
+        ({"nodes": 2, "script": 'a".py'}, "cannot stand in a batch script"),
         ({"array": "all"}, "--array='all'"),
         ({"nodes": 2, "time": "2h"}, "--time='2h'"),
         ({"nodes": 2, "signal": "at 120"}, "--signal='at 120'"),
         ({"nodes": 2, "time": "3"}, "--time=3 is too short for --signal=USR1@120"),
         ({"nodes": 2, "time": "2", "signal": "B:USR2"}, "60 s before the limit"),
         ({"nodes": 2, "options": ["qos=high"]}, "--sbatch='qos=high'"),
-        ({"nodes": 2, "options": ["--qos=a\nrm"]}, "is no option of sbatch"),
+        ({"nodes": 2, "options": ["--qos=a\nrm"]}, "cannot stand in a batch script"),
     ],
 )
 def test_what_sbatch_would_refuse_is_named(fields: dict[str, Any], said: str) -> None:

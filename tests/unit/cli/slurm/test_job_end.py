@@ -15,7 +15,7 @@ KILLED = 137
 
 
 def _end(code: int, outcome: OutcomeRecord | None = None, **how: Any) -> JobEnd:
-    usual = {"array": False, "requeue": True, "leave_code": 5, "restarts": 0}
+    usual = {"array": False, "requeue": True, "leave_code": 5, "restarts": 0, "seconds": 999.0}
     return end_of_job(code, outcome, **{**usual, **how})
 
 
@@ -45,8 +45,17 @@ def test_what_kills_a_job_each_time_does_not_do_so_for_ever() -> None:
     assert _end(KILLED, restarts=9).requeue
     assert not _end(KILLED, restarts=10).requeue
     assert "was queued again 10 times" in _end(KILLED, restarts=10).reason
-    # Whoever is preempted often comes back as often.
+    # Whoever is preempted often comes back as often, if that leaves time to train.
     assert _end(5, restarts=1000).requeue
+    assert _end(5, restarts=9, seconds=30.0).requeue
+    assert not _end(5, restarts=10, seconds=30.0).requeue
+
+
+def test_an_element_that_has_not_found_its_store_comes_back() -> None:
+    """It may have started while the etcd was away, and nobody else brings it back."""
+    end = _end(4, array=True)
+    assert (end.code, end.requeue, end.reason) == (4, True, "this node was without its store")
+    assert not _end(4, array=True, restarts=10).requeue
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4])

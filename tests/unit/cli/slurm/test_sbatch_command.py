@@ -45,6 +45,37 @@ def test_it_is_submitted_only_if_that_is_asked(
     assert (tmp_path / "got").read_text() == printed
 
 
+_ARRAY = "--array 0-3 --rdzv-endpoint etcd://h"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nodes 2 --min 3 train.py", "a job of at least 3 nodes has no room in 2"),
+        (f"{_ARRAY} --min 5 train.py", "a job of at least 5 nodes has no room in 4"),
+        (
+            "--nodes 2 --min 2 --submit train.py",
+            "--submit belongs before the options of elastic-run",
+        ),
+        ("--nodes 2 --min 2 --qos=high train.py", "write it as --sbatch=--qos=high"),
+        ("--nodes 2 --min 2 --qos high train.py", "write it as --sbatch=--qos=high"),
+        (
+            "--array 0-3 --rdzv-endpoint c10d://n0:29400 train.py",
+            "name an etcd with --rdzv-endpoint",
+        ),
+        ("--nodes 2 --local-nodes 2 train.py", "--local-nodes=2: it is Slurm that says"),
+        ("--nodes 2 --slurm off train.py", "--slurm=off: it is Slurm"),
+        ("--array 0-3 train.py", "name an etcd with --rdzv-endpoint"),
+        ("--nodes 2 gone.py", "there is no script 'gone.py' here"),
+    ],
+)
+def test_what_would_fail_when_the_job_starts_is_said_before(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert elasticctl.main(["sbatch", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_what_slurm_refuses_is_said(
     stand_ins: StandIns, capsys: pytest.CaptureFixture[str]
 ) -> None:

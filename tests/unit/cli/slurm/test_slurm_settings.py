@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.cli.slurm.slurm_settings import starts_step, under_slurm
+from elastic_runtime.cli.slurm.slurm_settings import no_task, starts_step, under_slurm
 from elastic_runtime.errors import UsageError
 from tests.unit.cli.slurm.test_slurm_task import ELEMENT, STEP
 
@@ -41,6 +41,13 @@ def test_the_nodes_of_a_step_are_those_of_the_job(settings_of: SettingsOf) -> No
     assert str(found.of("max")) == "SLURM_JOB_NODELIST=3"
 
 
+def test_each_step_of_a_job_is_a_run_of_its_own(settings_of: SettingsOf) -> None:
+    """They may run one after the other, or side by side."""
+    steps = [_found(settings_of, SLURM_STEP_ID=step) for step in ("0", "1", "2")]
+    assert [step["rdzv_id"] for step in steps] == ["slurm-17", "slurm-17.1", "slurm-17.2"]
+    assert len({step["rdzv_endpoint"] for step in steps}) == 3
+
+
 def test_what_people_say_comes_first(settings_of: SettingsOf) -> None:
     found = _found(settings_of, f"{_ETCD} --run-id r7 --max 2 --last-call 0")
     assert (found["rdzv_endpoint"], found["rdzv_id"]) == ("etcd://h", "r7")
@@ -59,7 +66,7 @@ def test_a_batch_script_starts_the_nodes_and_hosts_their_store(settings_of: Sett
     assert not found.given("listen")
     # On one node there is nothing to start, unless it is asked for.
     alone = {**batch, "SLURM_JOB_NODELIST": "n0", "SLURM_JOB_NUM_NODES": "1"}
-    for arguments, starts in (("", False), ("--slurm job", True)):
+    for arguments, starts in (("", False), ("--slurm job", True), ("--requeue", True)):
         found, task = _under(settings_of(arguments), alone)
         assert task is not None
         assert starts_step(task, found) is starts
@@ -73,6 +80,20 @@ def test_elements_of_an_array_are_nodes_if_so_said(settings_of: SettingsOf) -> N
     # Else they are jobs of their own, as in most arrays.
     found, _ = _under(settings_of(), ELEMENT)
     assert (found["rdzv_id"], found["max"]) == ("slurm-21", None)
+
+
+def test_who_types_it_in_a_shell_of_a_job_is_told_how_its_nodes_are_used(
+    settings_of: SettingsOf,
+) -> None:
+    """The shell of an salloc, which is no task."""
+    shell = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NAME": "interactive"}
+    assert _under(settings_of(), shell)[1] is None
+    (told,) = no_task(settings_of(), shell)
+    assert "Slurm's job 17, whose 2 nodes are not used: srun" in told
+    for arguments in ("--standalone", "--local-nodes 2", "--slurm off"):
+        assert no_task(settings_of(arguments), shell) == []
+    assert no_task(settings_of(), {**shell, "SLURM_JOB_NUM_NODES": "1"}) == []
+    assert no_task(settings_of(), {}) == []
 
 
 @pytest.mark.parametrize("arguments", ["--slurm off", "--local-nodes 2", "--standalone"])

@@ -83,6 +83,14 @@ def test_what_a_person_starts_in_a_job_is_no_task(changes: dict[str, str], found
     assert is_task({**STEP, **changes}, pid=5) is found
 
 
+def test_what_is_typed_is_no_task_whatever_the_job_is_called() -> None:
+    """salloc --job-name dev srun --pty bash."""
+    shell = {**STEP, "SLURM_JOB_NAME": "dev", "SLURM_TASK_PID": "4"}
+    assert not is_task(shell, pid=5, typed=True)
+    assert is_task(shell, pid=5)
+    assert is_task({**shell, "SLURM_TASK_PID": "5"}, pid=5, typed=True)  # srun --pty elastic-run
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -90,6 +98,10 @@ def test_what_a_person_starts_in_a_job_is_no_task(changes: dict[str, str], found
         ({"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID='x' is no number"),
         ({"SLURM_STEP_NODELIST": "n[1-"}, "SLURM_STEP_NODELIST: 'n[1-' is no list of hosts"),
         ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_STEP_NODELIST": "(null)"}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_STEP_NODELIST": "n[0-999999999]"}, "lists more than 131072 hosts"),
+        ({"SLURM_JOB_ID": "9" * 5000}, "999' is no number"),
+        ({"SLURM_JOB_ID": "\N{ARABIC-INDIC DIGIT THREE}"}, "is no number"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, str], said: str) -> None:

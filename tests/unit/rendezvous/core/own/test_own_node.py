@@ -312,6 +312,13 @@ def test_a_run_that_ended_well_is_over_for_good_where_that_is_asked(
     assert (tested.written(JobRecord, JOB) is None) == over
 
 
+def test_another_script_under_the_id_of_a_run_that_is_over_is_another_run() -> None:
+    tested = NodeUnderTest("c", replace(POLICY, once=True))
+    tested.sees(job(settings="theirs"), sealed(3, "a"), OUTCOME, node("c"))
+    assert not tested.told(Ended)
+    assert tested.written(JobRecord, JOB) is not None
+
+
 def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
     tested = NodeUnderTest("c").sees(job(1, 1), sealed(3, "a"), node("a"), node("c"), wide=False)
     tested.changes(gone=("nodes/c",))
