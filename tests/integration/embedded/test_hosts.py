@@ -87,6 +87,32 @@ def test_of_three_that_lose_sight_of_a_host_two_go_on_and_it_comes_to_them(
         stopped.kill()
 
 
+def test_nobody_waits_for_a_former_host_to_stand_again(open_at: OpenAt) -> None:
+    """It was stopped, and is still first in line when the next host dies; but it has no node."""
+    stopped = HostProcess(free_port())
+    try:
+        nodes = [open_at(stopped.port, f"n{i}", may_host=True) for i in range(3)]
+        for node in nodes:
+            node.ear.hears(StoreSnapshot)
+            node.register()
+        _wait_for_voters(nodes, 4)
+        stopped.pause()
+        for node in nodes:
+            node.ear.until(node.ear.was_forgotten, "another host", 60.0)
+        (host,) = hosting(nodes)
+        stopped.unpause()
+        late = open_at(stopped.port, "late")
+        late.ear.hears(StoreSnapshot)  # it sends on whoever comes
+        others = [node for node in nodes if node is not host]
+        before = [node.ear.count(Found) for node in others]
+        host.store.close()
+        for node, found in zip(others, before, strict=True):
+            node.ear.until(lambda n=node, f=found: n.ear.count(Found) > f, "the next host", 60.0)
+        assert len(hosting(others)) == 1
+    finally:
+        stopped.kill()
+
+
 def test_of_two_the_one_that_loses_sight_of_the_host_waits(open_at: OpenAt) -> None:
     stopped = HostProcess(free_port())
     try:

@@ -92,7 +92,7 @@ def first_in_line(voters: Voters, gone: Collection[str]) -> Voter | None:
 
     Args:
         voters: the last list that is known.
-        gone: addresses at which nothing answers.
+        gone: addresses at which nothing answers, or nobody who would stand.
     """
     return next((one for one in voters.now if one.where not in gone), None)
 

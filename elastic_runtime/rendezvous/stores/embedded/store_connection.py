@@ -47,12 +47,14 @@ class HostMoved(StoreUnavailable):
     Attributes:
         where: ``host:port`` of the host; "": it is not known.
         term: of that host.
+        stands: the one that answers would become a candidate if it were its turn.
     """
 
-    def __init__(self, why: str, where: str, term: int) -> None:
+    def __init__(self, why: str, where: str, term: int, *, stands: bool = True) -> None:
         super().__init__(why)
         self.where = where
         self.term = term
+        self.stands = stands
 
 
 class HostConnection:
@@ -148,7 +150,8 @@ class HostConnection:
         elif "moved" in message:
             where = wire.field(message, "moved", str)
             why = self._end(f"the store is at {where}" if where else "no node hosts the store now")
-            raise HostMoved(why, where, wire.field(message, "term", int))
+            stands = message.get("stands") is not False  # earlier releases do not say it
+            raise HostMoved(why, where, wire.field(message, "term", int), stands=stands)
 
     def send(self, message: Message) -> None:
         """Sends a frame."""

@@ -78,6 +78,7 @@ class Hosting:
         self._term = 0
         self._voters: Voters | None = None
         self._dead: set[str] = set()  # addresses at which no process listens any longer
+        self._without_node: set[str] = set()  # those that have hosted, and will not stand again
         # To which store this voter has given its last promise, in which term, and until when.
         self._promised_to, self._promised_term, self._promise_ends = "", 0, 0.0
         # When the last answered request was sent; until when dead voters are left out.
@@ -191,6 +192,8 @@ class Hosting:
             (await HostConnection.open(where, hello, _LOOK)).close()
         except HostMoved as moved:
             self._dead.discard(where)
+            if not moved.stands:
+                self._without_node.add(where)
             return moved
         except HostUnreachable as error:
             if not error.refused:
@@ -257,7 +260,8 @@ class Hosting:
     def _is_first_in_line(self, silent: set[str]) -> bool:
         if self._voters is None or self.server is None:
             return False
-        return first_in_line(self._voters, self._dead | silent) == self.server.me
+        passed_over = self._dead | silent | self._without_node
+        return first_in_line(self._voters, passed_over) == self.server.me
 
     async def _stand_for_host(self, hello: Message) -> HostConnection:
         assert self.server is not None and self._voters is not None

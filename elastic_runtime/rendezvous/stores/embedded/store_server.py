@@ -114,6 +114,8 @@ class StoreServer:
     ) -> None:
         address, self.port = listener.getsockname()[:2]
         self.me = Voter(secrets.token_hex(8), where or f"{address}:{self.port}")
+        # Who founds a store alone has no node here that would become a candidate.
+        self._stands = not creates_store
         self.store_id = ""
         self.term = 0
         self.host = ""
@@ -315,7 +317,7 @@ class StoreServer:
         self.learn_of_host(wire.field(client.hello, "host", str), term)
         if self.ballot is None or client.hello.get("asks") is True:
             here = self.me.where if self.ballot is not None else self.host
-            client.send({"moved": here, "term": self.term})
+            client.send({"moved": here, "term": self.term, "stands": self._stands})
             await _close_gently(reader, writer)
             return
         if term > self.term and self._served():
