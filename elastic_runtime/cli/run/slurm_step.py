@@ -94,6 +94,9 @@ class SlurmStep:
 
     def _handle(self, signum: int, frame: object) -> None:
         self._asked.append(signum)
+        self._pass_on(signum)
+
+    def _pass_on(self, signum: int) -> None:
         if self._process is not None and signum in _PASSED_ON:
             self._process.send_signal(signum)
 
@@ -124,6 +127,8 @@ class SlurmStep:
             )
         except OSError as error:
             raise UsageError(f"srun cannot be started: {error.strerror or error}") from None
+        for signum in self._asked:  # while it was being started
+            self._pass_on(signum)
         code = self._await_end(self._process, is_over, every)
         return code if code >= 0 else 128 - code
 

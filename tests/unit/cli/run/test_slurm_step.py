@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -100,6 +101,23 @@ def _signalled(step: SlurmStep, folder: Path, number: int) -> int:
 def test_what_slurm_sends_to_the_batch_script_alone_reaches_the_step(tmp_path: Path) -> None:
     with SlurmStep(print) as step:
         assert _signalled(step, tmp_path, signal.SIGUSR1) == 5
+
+
+def test_what_comes_while_the_step_is_being_started_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = subprocess.Popen
+
+    def signalled(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
+        process = started(*args, **how)
+        wait_for((tmp_path / "ready").exists, 60, "the step")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return process
+
+    monkeypatch.setattr(slurm_step.subprocess, "Popen", signalled)
+    text = f"trap 'exit 5' USR1; touch {tmp_path}/ready; while :; do sleep 0.02; done"
+    with SlurmStep(print) as step:
+        assert step.run(["sh", "-c", text], _goes_on) == 5
 
 
 def test_srun_which_would_kill_its_step_hears_of_no_sigterm(tmp_path: Path) -> None:
