@@ -38,7 +38,7 @@ from elastic_runtime.cli.run.job_from_command import (
 from elastic_runtime.cli.run.store_target import TorchrunTarget
 from elastic_runtime.cli.slurm.slurm_calls import host_of
 from elastic_runtime.cli.slurm.slurm_settings import ARRAY, no_task, starts_step, under_slurm
-from elastic_runtime.endpoint import PASSWORD_VARIABLE
+from elastic_runtime.endpoint import ETCD, PASSWORD_VARIABLE
 from elastic_runtime.errors import EXIT_INTERRUPTED, EXIT_LEFT, ElasticError, UsageError
 from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
@@ -200,7 +200,8 @@ def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_he
         return _run_on_hosts(job, source, hosts)
     if task is not None and starts_step(task, settings):
         return _run_step(job, task)
-    if task is not None and not task.in_step and job.embedded is None:
+    # A store that a node is to host is not there yet, and would be waited for.
+    if task is not None and not task.in_step and job.config.endpoint.backend == ETCD:
         _refuse_finished(job.config, task)
     return _run_local_nodes(job) if job.local_nodes > 1 else _run_one(job)
 

@@ -204,7 +204,7 @@ def conclude(end: JobEnd, task: SlurmTask) -> list[str]:
                 # A controller that is started again is away for a moment, and this is the last one
                 # who could ask it.
                 if isinstance(error, SlurmSilent) and time.monotonic() < deadline:
-                    time.sleep(_AGAIN)
+                    time.sleep(_AGAIN)  # no event says that it answers again
                     continue
                 told.append(str(error))
                 break
