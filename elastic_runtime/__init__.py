@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elastic_runtime.data.loader import loader as loader
     from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
+    from elastic_runtime.data.sharded.sharded_stream import ShardedStream as ShardedStream
     from elastic_runtime.errors import CheckpointError as CheckpointError
     from elastic_runtime.worker.groups.kept_ddp import ddp as ddp
     from elastic_runtime.worker.run import busy as busy
@@ -40,6 +41,7 @@ _WHERE = {
     "GlobalGenerators": "elastic_runtime.checkpoint.entries.per_rank_values",
     "JobConfig": "elastic_runtime.config",
     "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
+    "ShardedStream": "elastic_runtime.data.sharded.sharded_stream",
     "State": "elastic_runtime.worker.state.training_state",
     "World": "elastic_runtime.worker.world",
     "busy": "elastic_runtime.worker.run",
@@ -59,6 +61,7 @@ __all__ = [
     "GlobalGenerators",
     "JobConfig",
     "PerRank",
+    "ShardedStream",
     "State",
     "World",
     "__version__",

@@ -6,6 +6,7 @@
     ├── UsageError              2   a flag, a file or a setting of the user's is wrong
     │   ├── JobConflict         2   another live job holds this run id with other settings
     │   ├── InvalidSpec         2   a field of an ElasticJob is wrong (controller.decide)
+    │   ├── BrokenShard         2   a shard of the data is missing, or not what it should be
     │   └── CheckpointUsageError 2  what is asked of a checkpoint directory cannot be done
     │       └── DamagedCheckpoint   a checkpoint exists, but its bytes are not what was written
     │           └── UnknownFormat   … or a newer version of this package has written them
@@ -60,6 +61,10 @@ class UsageError(ElasticError):
     """A flag, a file or a setting is wrong; nothing was started."""
 
     exit_code = EXIT_USAGE
+
+
+class BrokenShard(UsageError):
+    """A shard of the data is missing, or not what it should be."""
 
 
 class JobConflict(UsageError):

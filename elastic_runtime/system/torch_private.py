@@ -61,6 +61,22 @@ def end_loader(loader: Any) -> None:
 
 
 @contextmanager
+def hidden_loader_process() -> Iterator[None]:
+    """Has ``get_worker_info()`` say meanwhile that this is no process of a ``DataLoader``.
+
+    Iterable data sets that find themselves in such a process give it a part of the samples only.
+    """
+    from torch.utils.data._utils import worker
+
+    info = worker._worker_info
+    worker._worker_info = None
+    try:
+        yield
+    finally:
+        worker._worker_info = info
+
+
+@contextmanager
 def gloo_built_by(build: Callable[[Callable[[], list[bytes]]], list[bytes]]) -> Iterator[None]:
     """Has ``build`` make every gloo group that torch makes within the block.
 

@@ -38,6 +38,14 @@ class _Entering(Protocol):
         """Another world begins."""
 
 
+@runtime_checkable
+class _Connecting(Protocol):
+    """A part of the state whose ranks tell each other something, such as a stream."""
+
+    def connect(self, gloo: GlooGroups) -> None:
+        """Groups of all ranks, valid until the next call."""
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierRounds:
     """What is known of the job's earlier rounds.
@@ -129,6 +137,8 @@ class StateRecovery:
         for part in self._state.parts.values():
             if isinstance(part, _Entering):
                 part.enter(world)
+            if isinstance(part, _Connecting):
+                part.connect(gloo)
         if self._saver is not None:
             self._saver.attach(self._state, gloo)
 

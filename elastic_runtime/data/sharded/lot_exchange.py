@@ -1,0 +1,85 @@
+"""Ranks tell each other what their windows have given, once a lot."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.data.sharded.lot_plan import Found, settle
+from elastic_runtime.data.sharded.stream_tasks import ReadFailure
+from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.data.sharded.lot_plan import Lot, Settled
+    from elastic_runtime.data.sharded.stream_tasks import HeldWindow
+    from elastic_runtime.worker.peers import Peers
+
+
+class ShardsUnreachable(ElasticError):
+    """A storage did not give a shard, in several tries; a later start may do better."""
+
+
+def settled_by_all(
+    lot: Lot, step: int, own: Mapping[int, HeldWindow | ReadFailure], peers: Peers
+) -> Settled:
+    """Settles a lot with what all ranks have found.
+
+    Args:
+        lot: which; the same on all ranks.
+        step: the next one of it.
+        own: what this rank has to tell, by stream.
+        peers: all ranks.
+
+    Raises:
+        BrokenShard: a rank could not read a shard, and never will.
+        ShardsUnreachable: a rank could not read a shard at present.
+        UsageError: ranks are at different places, or have different shards.
+    """
+    told = peers.gather(_message(lot, step, own))
+    for rank, message in enumerate(told):
+        if message["failure"]:
+            text, final = message["failure"]
+            raise failure(ReadFailure(f"rank {rank}: {text}", final))
+    if len({message["at"] for message in told}) > 1:
+        places = ", ".join(f"rank {rank}: {m['at']}" for rank, m in enumerate(told))
+        raise UsageError(
+            f"the ranks are at different places of their stream ({places:.300}); make it an entry "
+            "of the State or the Checkpointer, with the same shards and settings on each rank"
+        )
+    found: dict[int, Found] = {}
+    for message in told:
+        for stream, *values in message["found"]:
+            one = Found(*values)
+            if found.setdefault(stream, one) != one:
+                raise UsageError(
+                    f"two ranks have found different samples in the same shard (number "
+                    f"{lot.places[stream].shards[0]}): {found[stream].total} and {one.total}; all "
+                    "nodes must read the same shards"
+                )
+    return settle(lot, [found[stream] for stream in range(len(lot.places))])
+
+
+def _message(lot: Lot, step: int, own: Mapping[int, HeldWindow | ReadFailure]) -> dict[str, Any]:
+    digest = hashlib.blake2b(lot.text.encode(), digest_size=4).hexdigest()
+    message: dict[str, Any] = {
+        "at": f"epoch {lot.epoch}, lot {lot.number}, step {step}, {digest}",
+        "failure": None,
+        "found": [],
+    }
+    for stream, window in own.items():
+        if isinstance(window, ReadFailure):
+            message["failure"] = list(window)
+        else:
+            message["found"].append([stream, *window.found])
+    return message
+
+
+def failure(why: ReadFailure) -> ElasticError:
+    """The error that a failure is.
+
+    Args:
+        why: the failure.
+    """
+    return (BrokenShard if why.final else ShardsUnreachable)(why.text)

@@ -1,0 +1,151 @@
+"""Samples that one process of a loader has read, and any other of them may take.
+
+They lie in a memory file that has no name in any folder: nothing is left of it when its process has
+ended, however that was. Other processes find it under ``/proc`` while its owner keeps it. So samples
+need not pass through the process that trains, which only knows where each one is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WORD = 8  # bytes of a number
+# Linux takes so many pieces at once.
+_PIECES = 1024
+
+
+class BlobGone(Exception):
+    """Its owner does not keep it any more: nobody waits for what was to be made of it."""
+
+
+class BlobName(NamedTuple):
+    """By which processes of the same program know a blob.
+
+    Attributes:
+        process: its owner.
+        file: the descriptor that it has there.
+        serial: no other blob of that process has it.
+        age: which lot it belongs to, as (epoch, number).
+    """
+
+    process: int
+    file: int
+    serial: int
+    age: tuple[int, int]
+
+
+class BlobOwner:
+    """The blobs of this process."""
+
+    def __init__(self) -> None:
+        """Has none yet."""
+        self._serials = itertools.count(1)
+        self._held: list[BlobName] = []
+
+    def keep(self, samples: Sequence[Any], age: tuple[int, int]) -> BlobName:
+        """Makes a blob of samples.
+
+        Args:
+            samples: anything that can be pickled.
+            age: of the blob.
+        """
+        pieces = [pickle.dumps(sample, pickle.HIGHEST_PROTOCOL) for sample in samples]
+        serial = next(self._serials)
+        # The serial, how many there are, and where each one ends.
+        ends = itertools.accumulate(map(len, pieces), initial=_WORD * (len(pieces) + 3))
+        head = b"".join(n.to_bytes(_WORD, "little") for n in (serial, len(pieces), *ends))
+        file = os.memfd_create("elastic-samples", os.MFD_CLOEXEC)
+        try:
+            _write(file, [head, *pieces])
+        except BaseException:
+            os.close(file)
+            raise
+        name = BlobName(os.getpid(), file, serial, age)
+        self._held.append(name)
+        return name
+
+    def drop_before(self, age: tuple[int, int]) -> None:
+        """Frees the blobs of earlier lots.
+
+        Args:
+            age: of the first that is still needed.
+        """
+        for name in [name for name in self._held if name.age < age]:
+            os.close(name.file)
+            self._held.remove(name)
+
+
+def _write(file: int, pieces: list[bytes]) -> None:
+    todo = list(pieces)
+    while todo:
+        written = os.writev(file, todo[:_PIECES])
+        done = 0
+        for piece in todo[:_PIECES]:
+            if written < len(piece):
+                break
+            written -= len(piece)
+            done += 1
+        del todo[:done]
+        if todo and written:
+            todo[0] = todo[0][written:]
+
+
+class BlobReader:
+    """Takes samples out of blobs, of whatever process."""
+
+    def __init__(self) -> None:
+        """Knows none yet."""
+        self._open: dict[BlobName, tuple[mmap.mmap, memoryview]] = {}
+
+    def sample(self, name: BlobName, number: int) -> Any:
+        """One sample.
+
+        Args:
+            name: of the blob.
+            number: of the sample in it.
+
+        Raises:
+            BlobGone: its owner has dropped it.
+        """
+        found = self._open.get(name)
+        if found is None:
+            found = self._open[name] = self._opened(name)
+        content, ends = found
+        with memoryview(content) as whole:
+            return pickle.loads(whole[ends[number] : ends[number + 1]])
+
+    def drop_before(self, age: tuple[int, int]) -> None:
+        """Frees the blobs of earlier lots.
+
+        Args:
+            age: of the first that is still needed.
+        """
+        for name in [name for name in self._open if name.age < age]:
+            content, ends = self._open.pop(name)
+            ends.release()
+            content.close()
+
+    def _opened(self, name: BlobName) -> tuple[mmap.mmap, memoryview]:
+        try:
+            file = os.open(f"/proc/{name.process}/fd/{name.file}", os.O_RDONLY)
+        except FileNotFoundError:
+            raise BlobGone from None
+        try:
+            content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file, which is another one
+            raise BlobGone from None
+        finally:
+            os.close(file)
+        words = memoryview(content)[: len(content) - len(content) % _WORD].cast("Q")
+        if words[0] != name.serial:
+            words.release()
+            content.close()
+            raise BlobGone
+        return content, words[2 : words[1] + 3]

@@ -1,0 +1,265 @@
+"""One iteration over a stream, in one world: from what is committed to the end of the epoch."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from elastic_runtime.data.sample_seeds import Moment
+from elastic_runtime.data.sharded.lot_exchange import failure, settled_by_all
+from elastic_runtime.data.sharded.lot_plan import LotOrder, likely_streams, told_by
+from elastic_runtime.data.sharded.stream_tasks import HeldWindow, ReadFailure, StepTask, WindowKey
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elastic_runtime.data.sharded.lot_plan import Lot, Settled, StepShare
+    from elastic_runtime.data.sharded.stream_tasks import TaskLoader
+    from elastic_runtime.worker.peers import Peers
+
+
+class Committed(NamedTuple):
+    """How far the job is; the same on all ranks.
+
+    Attributes:
+        lot: the one that the next step belongs to.
+        step: which step of it that is.
+        counts: how many samples its windows have; None: not known yet.
+    """
+
+    lot: Lot
+    step: int
+    counts: tuple[int, ...] | None
+
+
+class GivenStep(NamedTuple):
+    """A step that was given out.
+
+    Attributes:
+        own: how many of this rank's samples count.
+        total: how many the global batch has.
+        after: how far the job is once it is committed.
+    """
+
+    own: int
+    total: int
+    after: Committed
+
+
+class StreamWindows:
+    """The windows that this rank has read, and how it comes by others."""
+
+    def __init__(self, loader: TaskLoader) -> None:
+        """Has none yet.
+
+        Args:
+            loader: reads them, and prepares batches.
+        """
+        self._loader = loader
+        self._held: dict[WindowKey, HeldWindow | ReadFailure] = {}
+        self._asked: set[WindowKey] = set()
+        self._batches: dict[int, Any] = {}
+        self._wanted: set[int] = set()
+
+    def restart(self) -> None:
+        """Nothing is under way any more; what was read stays."""
+        self._loader.drop()
+        self.forget_steps()
+        self._asked.clear()
+        self._held = {k: w for k, w in self._held.items() if not isinstance(w, ReadFailure)}
+
+    def forget_steps(self) -> None:
+        """No batch is wanted that was asked for."""
+        self._loader.queue.forget_steps()
+        self._batches.clear()
+        self._wanted.clear()
+
+    def forget_before(self, lot: Lot) -> None:
+        """Frees the windows of earlier lots.
+
+        Args:
+            lot: the one that is to be kept.
+        """
+        self._loader.queue.keep_from = age = lot.epoch, lot.number
+        for key in [k for k in self._held if (k.epoch, k.lot) < age]:
+            del self._held[key]
+
+    @property
+    def keep_from(self) -> tuple[int, int]:
+        """The lot whose windows are kept, and those of later ones."""
+        return self._loader.queue.keep_from
+
+    def ask(self, keys: list[WindowKey], steps: int) -> None:
+        """Has windows read while so many steps are made; 0: at once."""
+        new = [key for key in keys if key not in self._held and key not in self._asked]
+        self._asked.update(new)
+        if new:
+            self._loader.queue.read(new, steps)
+
+    def get(self, keys: list[WindowKey]) -> list[HeldWindow | ReadFailure]:
+        """Waits for windows."""
+        self.ask(keys, 0)
+        queue = self._loader.queue
+        queue.only_reads = True
+        try:
+            while any(key not in self._held for key in keys):
+                self._take()
+        finally:
+            queue.only_reads = False
+        return [self._held[key] for key in keys]
+
+    def window(self, key: WindowKey) -> HeldWindow:
+        """One that was got."""
+        window = self._held[key]
+        if isinstance(window, ReadFailure):
+            raise failure(window)
+        return window
+
+    def prepare(self, ticket: int, task: Callable[[], StepTask]) -> None:
+        """Has a batch made in its turn."""
+        self._wanted.add(ticket)
+        self._loader.queue.step(task)
+
+    def batch(self, ticket: int) -> Any:
+        """Waits for a batch.
+
+        Raises:
+            BrokenShard: a sample could not be decoded.
+        """
+        while ticket not in self._batches:
+            self._take()
+        batch = self._batches.pop(ticket)
+        if isinstance(batch, ReadFailure):
+            raise failure(batch)
+        return batch
+
+    def _take(self) -> None:
+        result = self._loader.result()
+        if result is None:
+            return
+        if isinstance(result[0], int):
+            if result[0] in self._wanted:
+                self._wanted.remove(result[0])
+                self._batches[result[0]] = result[1]
+            return
+        for key, window in result:
+            self._held[key] = window
+            self._asked.discard(key)
+
+
+class StreamSteps:
+    """Gives out the steps of an epoch."""
+
+    def __init__(
+        self,
+        committed: Committed,
+        windows: StreamWindows,
+        peers: Peers,
+        place: tuple[int, int],
+        follow: Callable[[Settled], Lot],
+        tickets: Iterator[int],
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            committed: where it begins.
+            windows: reads.
+            peers: all ranks.
+            place: which share of each step is read, and of how many.
+            follow: the lot that comes after a settled one, under the present rules.
+            tickets: numbers that no batch has had.
+        """
+        self._begin = committed
+        self._windows = windows
+        self._peers = peers
+        self._place = place
+        self._follow = follow
+        self._tickets = tickets
+        self._prepared: deque[tuple[int, StepShare]] = deque()
+
+    def __iter__(self) -> Iterator[tuple[Any, GivenStep]]:
+        """Batches, with what they are to the job."""
+        lot, first, counts = self._begin
+        present: Settled | None = self._settle(lot, first, counts)
+        while present is not None:
+            following: Settled | None = None
+            after: Committed | None = None
+            for step in range(first, present.steps):
+                if after is None and step >= present.steps // 2:
+                    # Half a lot ahead: so that there is always a step to be prepared. At its last
+                    # step it must be known, since that may end the epoch.
+                    following, after = self._next(present)
+                last = step + 1 == present.steps
+                then = after if last else Committed(present.lot, step + 1, present.counts)
+                assert then is not None
+                ticket, share = self._prepared.popleft()
+                yield self._windows.batch(ticket), GivenStep(share.own, share.total, then)
+            if after is None:  # a lot without steps, at the very beginning
+                following, _ = self._next(present)
+            present, first = following, 0
+
+    def _next(self, present: Settled) -> tuple[Settled | None, Committed]:
+        """The next lot that makes a step, None if none does; and how far the job is before it."""
+        while True:
+            lot = self._follow(present)
+            if present.last:
+                return None, Committed(lot, 0, None)
+            present = self._settle(lot, 0, None)
+            if present.steps:
+                return present, Committed(lot, 0, present.counts)
+
+    def _settle(self, lot: Lot, first: int, counts: tuple[int, ...] | None) -> Settled:
+        rank, ranks = self._place
+        keys = window_keys(lot)
+        self._windows.ask(self._likely(lot), 0)
+        told = [n for n in range(len(keys)) if told_by(n, len(keys), ranks) == rank]
+        own = dict(zip(told, self._windows.get([keys[n] for n in told]), strict=True))
+        settled = settled_by_all(lot, first, own, self._peers)
+        if counts is not None and counts != settled.counts:
+            _refuse_other_shards(lot, counts, settled.counts)
+        if not settled.last:
+            # In half of the time that there is, since they must not be waited for.
+            steps = max(1, (settled.steps - first) // 2)
+            self._windows.ask(self._likely(self._follow(settled)), steps)
+        order = LotOrder(settled)
+        shares = [order.share(step, rank, ranks) for step in range(first, settled.steps)]
+        needed = sorted({stream for share in shares for stream, _ in share.slots})
+        self._windows.get([keys[stream] for stream in needed])
+        for share in shares:
+            ticket = next(self._tickets)
+            self._windows.prepare(ticket, partial(self._task, lot, keys, share, ticket))
+            self._prepared.append((ticket, share))
+        return settled
+
+    def _likely(self, lot: Lot) -> list[WindowKey]:
+        keys = window_keys(lot)
+        return [keys[stream] for stream in likely_streams(len(keys), *self._place)]
+
+    def _task(self, lot: Lot, keys: list[WindowKey], share: StepShare, ticket: int) -> StepTask:
+        windows = {n: self._windows.window(keys[n]) for n in dict(share.slots)}
+        samples = [windows[stream].sample(number) for stream, number in share.slots]
+        shards = [windows[stream].shard_of(number) for stream, number in share.slots]
+        moment = Moment(lot.rules.seed, lot.epoch)
+        return StepTask(ticket, moment, samples, shards, self._windows.keep_from)
+
+
+def window_keys(lot: Lot) -> list[WindowKey]:
+    """The windows of a lot, by stream.
+
+    Args:
+        lot: which.
+    """
+    pairs = enumerate(zip(lot.places, lot.sizes, strict=True))
+    return [WindowKey(lot.epoch, lot.number, n, place, size) for n, (place, size) in pairs]
+
+
+def _refuse_other_shards(lot: Lot, before: tuple[int, ...], now: tuple[int, ...]) -> None:
+    pairs = zip(lot.places, before, now, strict=True)
+    place, once, again = next(each for each in pairs if each[1] != each[2])
+    shards = ", ".join(map(str, place.shards[:3]))
+    raise UsageError(
+        f"a window of the shards {shards} (by number) had {once} samples, and has {again} now: "
+        "shards must not change while an epoch is under way"
+    )

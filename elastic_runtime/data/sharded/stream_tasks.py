@@ -1,0 +1,322 @@
+"""What is done apart from training: windows are read, and the samples of a step made a batch.
+
+Both are tasks of one ``DataLoader``, whose processes take them in turn. So the same processes read
+what later steps need while they prepare the next ones, and a stream is read by the same process
+each time, which has its shard open.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from elastic_runtime.data.sample_seeds import Moment, begin
+from elastic_runtime.data.sharded.sample_blobs import BlobGone, BlobName, BlobOwner, BlobReader
+from elastic_runtime.data.sharded.window_reader import WindowReader, name_of
+from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
+from elastic_runtime.errors import UsageError
+from elastic_runtime.system import torch_private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from elastic_runtime.data.sharded.lot_plan import Found, Place
+    from elastic_runtime.data.sharded.window_reader import Run
+
+# As torch's own, but half of the tasks only read.
+_PREFETCH = 4
+
+
+class WindowKey(NamedTuple):
+    """Which window: it is the same wherever it is read."""
+
+    epoch: int
+    lot: int
+    stream: int
+    place: Place
+    size: int
+
+
+class ReadTask(NamedTuple):
+    """Some windows, to be read by the process that has these streams.
+
+    Attributes:
+        windows: which.
+        keep_from: earlier lots, by (epoch, number), are not needed any more.
+    """
+
+    windows: list[WindowKey]
+    keep_from: tuple[int, int]
+
+
+class StepTask(NamedTuple):
+    """The samples of a step, to be made a batch.
+
+    Attributes:
+        ticket: by which the batch will be known.
+        moment: for ``sample_rng``.
+        samples: themselves; or the name of a blob and the number in it of each.
+        shards: where each is from.
+        keep_from: earlier lots, by (epoch, number), are not needed any more.
+    """
+
+    ticket: int
+    moment: Moment
+    samples: list[Any]
+    shards: list[int]
+    keep_from: tuple[int, int]
+
+
+class HeldWindow(NamedTuple):
+    """A window that was read, here or in a process of the loader.
+
+    Attributes:
+        samples: themselves, if they are here.
+        blob: otherwise, where they are.
+        first: the number of the first sample in the blob.
+        runs: from which shards they are.
+        found: how many, and where the stream goes on.
+    """
+
+    samples: list[Any]
+    blob: BlobName | None
+    first: int
+    runs: list[Run]
+    found: Found
+
+    def sample(self, number: int) -> Any:
+        """What a ``StepTask`` has for a sample.
+
+        Args:
+            number: of the sample in the window.
+        """
+        return self.samples[number] if self.blob is None else (self.blob, self.first + number)
+
+    def shard_of(self, number: int) -> int:
+        """The shard that a sample is from.
+
+        Args:
+            number: of the sample in the window.
+        """
+        for shard, length in self.runs:
+            if number < length:
+                return shard
+            number -= length
+        raise IndexError(number)
+
+
+class ReadFailure(NamedTuple):
+    """Why a window could not be read.
+
+    Attributes:
+        text: for the user.
+        final: no other try will do better.
+    """
+
+    text: str
+    final: bool
+
+
+class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
+    """Does tasks, in whatever process."""
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        read: str | Callable[[Any], Iterable[Any]],
+        decode: Callable[[Any], Any] | None,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            shards: all there are.
+            read: see ``reader_for``.
+            decode: makes a sample of what is read; None: it is one.
+            collate: makes a batch of samples; None: as torch does.
+        """
+        self._reader = WindowReader(shards, read)
+        self._names = [name_of(shard) for shard in shards]
+        self._decode = decode
+        self._collate = collate or default_collate
+        # In a process of a loader: what it has read, and what it takes of others.
+        self._owner: BlobOwner | None = None
+        self._blobs = BlobReader()
+
+    def __getitem__(self, task: ReadTask | StepTask | None) -> Any:
+        if self._owner is None and get_worker_info() is not None:
+            self._owner = BlobOwner()
+        if task is None:
+            return None
+        if self._owner is not None:
+            self._owner.drop_before(task.keep_from)
+            self._blobs.drop_before(task.keep_from)
+        if isinstance(task, StepTask):
+            return task.ticket, self._batch(task)
+        with torch_private.hidden_loader_process():
+            return self._windows(task)
+
+    def _windows(self, task: ReadTask) -> list[tuple[WindowKey, HeldWindow | ReadFailure]]:
+        found: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []
+        for key in task.windows:
+            try:
+                window = self._reader.window(key.place, key.size)
+            except UsageError as error:
+                found.append((key, ReadFailure(str(error), final=True)))
+            except OSError as error:
+                found.append((key, ReadFailure(f"{type(error).__name__}: {error}", final=False)))
+            else:
+                found.append((key, HeldWindow(window.samples, None, 0, window.runs, window.found)))
+        return found if self._owner is None else _kept_apart(found, self._owner)
+
+    def _batch(self, task: StepTask) -> Any:
+        begin(task.moment)
+        decoded = []
+        for given, shard in zip(task.samples, task.shards, strict=True):
+            try:
+                sample = given if self._owner is None else self._blobs.sample(*given)
+            except BlobGone:
+                return ReadFailure("the samples of this step are not kept any more", final=False)
+            try:
+                decoded.append(self._decode(sample) if self._decode else sample)
+            except ValueError as error:  # which those of JSON and of encodings are
+                name = self._names[shard] or f"number {shard}"
+                text = f"a sample of the shard {name} cannot be decoded: {error}: {sample!r:.100}"
+                return ReadFailure(text, final=True)
+        return self._collate(decoded)
+
+
+def _kept_apart(
+    found: list[tuple[WindowKey, HeldWindow | ReadFailure]], owner: BlobOwner
+) -> list[tuple[WindowKey, HeldWindow | ReadFailure]]:
+    """The same with all samples in a blob."""
+    samples = [s for _, window in found if isinstance(window, HeldWindow) for s in window.samples]
+    if not samples:
+        return found
+    blob = owner.keep(samples, (found[0][0].epoch, found[0][0].lot))
+    kept: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []
+    first = 0
+    for key, window in found:
+        if isinstance(window, HeldWindow):
+            kept.append((key, window._replace(samples=[], blob=blob, first=first)))
+            first += len(window.samples)
+        else:
+            kept.append((key, window))
+    return kept
+
+
+class TaskQueue:
+    """Which task comes next: those of the next steps, and between them what later ones need."""
+
+    def __init__(self, processes: int) -> None:
+        """Has nothing to do yet.
+
+        Args:
+            processes: how many take tasks, in turn.
+        """
+        self._processes = max(1, processes)
+        self._reads: list[deque[ReadTask]] = [deque() for _ in range(self._processes)]
+        self._steps: deque[Callable[[], StepTask]] = deque()
+        # Of each process: reads for each step that it makes, and reads that are due.
+        self._pace = [0.0] * self._processes
+        self._due = [0.0] * self._processes
+        self._turn = 0
+        self.only_reads = False
+        self.keep_from = (0, 0)  # earlier lots are committed
+
+    def begin_turns(self) -> None:
+        """The first process is the next to take a task."""
+        self._turn = 0
+
+    def clear(self) -> None:
+        """Forgets all tasks."""
+        for reads in self._reads:
+            reads.clear()
+        self._steps.clear()
+
+    def forget_steps(self) -> None:
+        """Forgets the steps, and goes on reading."""
+        self._steps.clear()
+
+    def read(self, windows: Sequence[WindowKey], steps: int) -> None:
+        """Adds windows to be read while so many steps are made.
+
+        Args:
+            windows: which.
+            steps: 0: at once.
+        """
+        for number, reads in enumerate(self._reads):
+            own = [key for key in windows if key.stream % self._processes == number]
+            at_once = max(1, -(-len(own) * self._processes // max(1, steps)))
+            starts = range(0, len(own), at_once)
+            reads.extend(ReadTask(own[n : n + at_once], self.keep_from) for n in starts)
+            self._pace[number] = len(reads) * self._processes / max(1, steps)
+
+    def step(self, task: Callable[[], StepTask]) -> None:
+        """Adds the samples of a step.
+
+        Args:
+            task: gives them, when it is their turn.
+        """
+        self._steps.append(task)
+
+    def __iter__(self) -> Iterator[ReadTask | StepTask | None]:
+        return self
+
+    def __next__(self) -> ReadTask | StepTask | None:
+        turn, self._turn = self._turn, (self._turn + 1) % self._processes
+        reads = self._reads[turn]
+        if reads and (self.only_reads or self._due[turn] >= 1 or not self._steps):
+            self._due[turn] = max(0.0, self._due[turn] - 1)
+            return reads.popleft()
+        if self._steps and not self.only_reads:
+            self._due[turn] = self._due[turn] + self._pace[turn] if reads else 0.0
+            return self._steps.popleft()()
+        return None
+
+
+class TaskLoader:
+    """A ``DataLoader`` over tasks, that is never at its end."""
+
+    def __init__(self, work: ShardWork, options: dict[str, Any]) -> None:
+        """Starts nothing yet.
+
+        Args:
+            work: does them.
+            options: of ``DataLoader``.
+        """
+        processes = options.get("num_workers", 0)
+        self.queue = TaskQueue(processes)
+        if processes:
+            options = {"prefetch_factor": _PREFETCH, **options}
+            options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
+        self._loader: DataLoader[Any] = DataLoader(
+            work,
+            batch_size=None,
+            sampler=self.queue,
+            collate_fn=_as_it_is,
+            persistent_workers=processes > 0,
+            **options,
+        )
+        self._processes = processes
+        if processes:
+            end_with_program(self._loader)
+        self._iterator: Iterator[Any] | None = None
+
+    def drop(self) -> None:
+        """What is under way is not wanted, and an interrupted ``result`` is no matter."""
+        self.queue.clear()
+        self._iterator = None
+
+    def result(self) -> Any:
+        """What the next task has given: windows, a batch with its ticket, or None."""
+        if self._iterator is None:
+            self.queue.begin_turns()
+            self._iterator = iter(self._loader)
+        return next(self._iterator)
+
+
+def _as_it_is(given: Any) -> Any:
+    return given
