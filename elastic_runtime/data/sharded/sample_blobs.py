@@ -1,8 +1,8 @@
 """Samples that one process of a loader has read, and any other of them may take.
 
-They lie in a memory file that has no name in any folder: nothing is left of it when its process has
-ended, however that was. Other processes find it under ``/proc`` while its owner keeps it. So samples
-need not pass through the process that trains, which only knows where each one is.
+They lie in a memory file that has no name in any folder: nothing is left of it when its process
+has ended, however that was. Other processes find it under ``/proc`` while its owner keeps it. So
+samples need not pass through the process that trains, which only knows where each one is.
 """
 
 from __future__ import annotations

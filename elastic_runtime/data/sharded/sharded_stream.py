@@ -99,6 +99,8 @@ class ShardedStream:
         check_options(options)
         if (rank is None) != (world is None):
             raise UsageError("give rank= and world= both, or none of them")
+        if rank is not None and world is not None and not 0 <= rank < world:
+            raise UsageError(f"there is no rank {rank} of {world}; ranks count from 0")
         self._list = ShardList.of(shards, read, decode)
         self._rules = EpochRules(
             shards=len(self._list.shards),

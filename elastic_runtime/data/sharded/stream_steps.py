@@ -198,6 +198,11 @@ class StreamSteps:
                 yield self._windows.batch(ticket), GivenStep(share.own, share.total, then)
             if after is None:  # a lot without steps, at the very beginning
                 following, _ = self._next(present)
+                if following is None:
+                    raise UsageError(
+                        "there is no sample in any of the shards, or none that read= gives: an "
+                        "epoch of them has no step"
+                    )
             present, first = following, 0
 
     def _next(self, present: Settled) -> tuple[Settled | None, Committed]:

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import traceback
+import weakref
 import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,6 +92,7 @@ class WindowReader:
         )
         # By shard: the mark that each was left at.
         self._open: OrderedDict[int, tuple[Any, ShardReader]] = OrderedDict()
+        weakref.finalize(self, _close, self._open)
 
     def window(self, place: Place, size: int) -> Window:
         """Reads on from a place.
@@ -117,11 +119,6 @@ class WindowReader:
             del left[0]
             mark = None
         return Window(samples, runs, Found(len(samples), len(left), mark))
-
-    def close(self) -> None:
-        """Closes all shards."""
-        while self._open:
-            self._open.popitem()[1][1].close()
 
     def _part(self, shard: int, mark: Any, skip: int, wanted: int) -> tuple[list[Any], int, Any]:
         """Up to so many samples of a shard; how many are still to be skipped; the mark then."""
@@ -182,6 +179,11 @@ class WindowReader:
             f"the shard {name} cannot be read: {what}; mend it and start the job again, which "
             "then goes on from its last checkpoint"
         )
+
+
+def _close(readers: dict[int, tuple[Any, ShardReader]]) -> None:
+    while readers:
+        readers.popitem()[1][1].close()
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -1,0 +1,147 @@
+"""Ranks in threads of one process, each with a stream of its own, that are ended at any time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.data.sharded import sharded_stream
+from tests.unit.data.play import world_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from elastic_runtime.data.sharded.sharded_stream import ShardedStream
+
+
+class ThreadPeers:
+    """What ``Peers`` does, for ranks that are threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks)
+        self._values: dict[int, Any] = {}
+
+    def of(self, rank: int) -> OneOfPeers:
+        """The peers as one rank sees them."""
+        return OneOfPeers(self, rank)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        """What each has given; all wait for each other, twice."""
+        self._values[rank] = json.dumps(value)
+        self._barrier.wait(20)
+        answer = [json.loads(text) for _, text in sorted(self._values.items())]
+        self._barrier.wait(20)
+        return answer
+
+    def abort(self) -> None:
+        """A rank is gone: nobody waits for it."""
+        self._barrier.abort()
+
+
+@dataclass
+class OneOfPeers:
+    """The peers as one rank sees them."""
+
+    all: ThreadPeers
+    rank: int
+
+    def gather(self, value: Any) -> list[Any]:
+        """As ``Peers.gather``."""
+        return self.all.gather(self.rank, value)
+
+
+@dataclass(frozen=True)
+class GlobalStep:
+    """A committed step: its epoch, and what each rank's samples were."""
+
+    epoch: int
+    by_rank: tuple[tuple[int, ...], ...]
+
+    @property
+    def samples(self) -> list[int]:
+        """Of all ranks."""
+        return sorted(n for own in self.by_rank for n in own)
+
+
+def write_shards(folder: Path, sizes: list[int]) -> list[str]:
+    """Shards of numbered lines, so many in each."""
+    number, paths = 0, []
+    for shard, size in enumerate(sizes):
+        path = folder / f"{shard:04}.jsonl"
+        path.write_text("".join(f"{n}\n" for n in range(number, number + size)))
+        paths.append(str(path))
+        number += size
+    return paths
+
+
+def live(
+    monkeypatch: pytest.MonkeyPatch,
+    streams: list[ShardedStream],
+    steps: int,
+    epochs: int,
+    *,
+    ahead: int = 0,
+) -> list[GlobalStep]:
+    """Trains in a world of these ranks; then all stop, with batches read ahead and not committed.
+
+    Args:
+        streams: one for each rank.
+        steps: how many are committed at most.
+        epochs: it ends after these in any case.
+        ahead: how many batches are taken before the oldest of them is committed.
+    """
+    peers = ThreadPeers(len(streams))
+    made: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in streams]
+    errors: list[BaseException] = []
+    local = threading.local()
+    monkeypatch.setattr(sharded_stream, "Peers", lambda group: peers.of(local.rank))
+
+    def work(rank: int, stream: ShardedStream) -> None:
+        local.rank = rank
+        stream.enter(world_of(rank, len(streams)))
+        try:
+            while stream.epoch < epochs and len(made[rank]) < steps:
+                _train(stream, made[rank], steps, ahead)
+        except BaseException as error:
+            errors.append(error)
+            peers.abort()
+
+    threads = [threading.Thread(target=work, args=one) for one in enumerate(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        told = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        raise (told or errors)[0]
+    return [
+        GlobalStep(ranks[0][0], tuple(own for _, own in ranks))
+        for ranks in zip(*made, strict=True)
+        if len({epoch for epoch, _ in ranks}) == 1
+    ]
+
+
+def _train(
+    stream: ShardedStream, made: list[tuple[int, tuple[int, ...]]], steps: int, ahead: int
+) -> None:
+    waiting: list[tuple[int, ...]] = []
+    scales: list[float] = []
+
+    def commit() -> None:
+        own = waiting.pop(0) if stream.loss_scale else waiting.pop(0)[:0]
+        scales.append(stream.loss_scale)
+        made.append((stream.epoch, own))
+        stream.commit()
+
+    for batch in stream:
+        waiting.append(tuple(batch.tolist()))
+        if len(waiting) > ahead:
+            commit()
+        if len(made) >= steps:
+            return
+    while waiting and len(made) < steps:
+        commit()

@@ -1,0 +1,288 @@
+"""Each sample once an epoch, in whatever worlds; positions; and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import elastic_runtime as elastic
+from elastic_runtime.errors import BrokenShard, UsageError
+from tests.unit.data.play import world_of
+from tests.unit.data.sharded.ranks import GlobalStep, live, write_shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastic_runtime.data.sharded.sharded_stream import ShardedStream
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def alone(shards: list[str], epochs: int, **settings: Any) -> list[tuple[int, list[int]]]:
+    """The steps of an undisturbed run with one rank."""
+    stream = elastic.ShardedStream(shards, **settings)
+    stream.enter(world_of(0, 1))
+    steps = []
+    while stream.epoch < epochs:
+        for batch in stream:
+            steps.append((stream.epoch, sorted(batch.tolist())))
+            stream.commit()
+    return steps
+
+
+def check(steps: list[GlobalStep], sizes: list[int], epochs: int, batch: int) -> None:
+    """Each epoch has each sample once, in full batches but for the last, evenly shared out."""
+    by_epoch = collections.defaultdict(list)
+    for step in steps:
+        by_epoch[step.epoch].append(step.samples)
+        lengths = [len(own) for own in step.by_rank]
+        assert max(lengths) - min(lengths) <= 1
+    assert sorted(by_epoch) == (list(range(epochs)) if sum(sizes) else [])
+    for batches in by_epoch.values():
+        assert sorted(n for each in batches for n in each) == list(range(sum(sizes)))
+        assert {len(each) for each in batches[:-1]} <= {batch}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_sample_counts_once_an_epoch_through_faults_and_resizes(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Four faults and more for each seed, where there are so many steps.
+    draw = random.Random(seed)
+    sizes = [draw.choice([0, 1, 7, draw.randint(0, 60)]) for _ in range(draw.randint(1, 25))]
+    sizes.append(draw.randint(1, 30))
+    batch, epochs = draw.randint(1, 12), 2
+    settings: dict[str, Any] = {
+        "batch_size": batch,
+        "shuffle_buffer": draw.choice([0, 10, 300]),
+        "streams": draw.choice([None, 1, 3, 40]),
+        "seed": seed,
+    }
+    shards = write_shards(tmp_path, sizes)
+    expected = alone(shards, epochs, **settings)
+    made: list[GlobalStep] = []
+    ranks: list[ShardedStream] = []
+    fewest = max(1, len(expected) // 8)
+    faults = 0
+    while not made or len(made) < len(expected):
+        world = draw.randint(1, 5)
+        survivors = draw.sample(ranks, draw.randint(0, min(world, len(ranks))))
+        position = json.dumps(ranks[0].state_dict()) if ranks else ""
+        ranks = survivors + [
+            elastic.ShardedStream(shards, **settings) for _ in range(world - len(survivors))
+        ]
+        draw.shuffle(ranks)
+        for rank in ranks if position else []:
+            rank.load_state_dict(json.loads(position))
+        made += live(
+            monkeypatch, ranks, draw.randint(1, fewest), epochs, ahead=draw.choice([0, 0, 1, 3])
+        )
+        faults += 1
+    assert faults >= 4 or len(expected) < 4
+    assert len({json.dumps(rank.state_dict()) for rank in ranks}) == 1
+    check(made, sizes, epochs, batch)
+    assert [(step.epoch, step.samples) for step in made] == expected
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_give_the_same_batches_also_after_a_break(processes: int, tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [random.Random(n).randint(0, 90) for n in range(12)])
+    settings: dict[str, Any] = {"batch_size": 8, "shuffle_buffer": 100}
+    expected = alone(shards, 2, **settings)
+    stream = elastic.ShardedStream(shards, num_workers=processes, **settings)
+    made = []
+    stops = iter([3, 1, 17, 2, 30])
+    while stream.epoch < 2:
+        stop = next(stops, 1000)
+        for number, batch in enumerate(stream):
+            if number == stop:
+                break  # it comes again
+            made.append((stream.epoch, sorted(batch.tolist())))
+            stream.commit()
+    assert made == expected
+
+
+def test_nothing_of_the_processes_is_left_and_they_keep_few_files(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [300] * 4)
+    stream = elastic.ShardedStream(shards, batch_size=4, num_workers=1)
+    files = 0
+    for _ in stream:
+        stream.commit()
+        (process,) = psutil.Process().children()
+        blobs = [f for f in Path(f"/proc/{process.pid}/fd").iterdir() if "memfd" in _target(f)]
+        files = max(files, len(blobs))
+    assert 0 < files < 60  # of more than a hundred that there have been
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:
+        return ""
+
+
+def test_an_uncommitted_batch_comes_again(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [20]), batch_size=4)
+    first = next(iter(stream)).tolist()
+    assert next(iter(stream)).tolist() == first
+    stream.commit()
+    assert (stream.epoch, stream.cursor) == (0, 4)
+    assert next(iter(stream)).tolist() != first
+
+
+def test_the_scale_is_that_of_the_share(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [6]), batch_size=4, rank=0, world=1)
+    with pytest.raises(UsageError, match="loss_scale belongs to a batch"):
+        _ = stream.loss_scale
+    for _ in stream:
+        assert stream.loss_scale == 1.0
+        stream.commit()
+
+
+def halfway(shards: list[str], steps: int, **settings: Any) -> dict[str, Any]:
+    """The position after some steps, as a checkpoint has it."""
+    stream = elastic.ShardedStream(shards, **settings)
+    for _ in zip(range(steps), stream, strict=False):
+        stream.commit()
+    position: dict[str, Any] = json.loads(json.dumps(stream.state_dict()))
+    return position
+
+
+def rest(stream: ShardedStream) -> list[int]:
+    """The samples up to the end of the epoch."""
+    found = []
+    for batch in stream:
+        found += batch.tolist()
+        stream.commit()
+    return found
+
+
+def test_a_saved_position_decides_on_seed_and_streams(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [30] * 10)
+    settings: dict[str, Any] = {"batch_size": 6, "shuffle_buffer": 20}
+    position = halfway(shards, 10, seed=4, **settings)
+    same = elastic.ShardedStream(shards, seed=4, **settings)
+    other = elastic.ShardedStream(shards, seed=5, streams=2, **settings)
+    for stream in (same, other):
+        stream.load_state_dict(position)
+    assert rest(same) == rest(other)
+
+
+def test_another_batch_counts_from_the_next_lot_on(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [100] * 10)
+    position = halfway(shards, 10, batch_size=6)
+    stream = elastic.ShardedStream(shards, batch_size=9)
+    stream.load_state_dict(position)
+    sizes, samples = [], []
+    for batch in stream:
+        sizes.append(len(batch))
+        samples += batch.tolist()
+        stream.commit()
+    assert sizes[:6] == [6] * 6
+    assert set(sizes[6:-1]) == {9}
+    done = set(range(1000)) - set(samples)
+    assert len(done) == 60 and len(samples) == 940
+
+
+def test_other_shards_are_refused_within_an_epoch_and_taken_between_two(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [10] * 4)
+    position = halfway(shards, 3, batch_size=4)
+    fewer = elastic.ShardedStream(shards[:3], batch_size=4)
+    with pytest.raises(UsageError, match="in the middle of epoch 0 of other shards"):
+        fewer.load_state_dict(position)
+    fewer.load_state_dict(halfway(shards, 10, batch_size=4))
+    assert (fewer.epoch, sorted(rest(fewer))) == (1, list(range(30)))
+
+
+def test_a_shard_that_has_changed_within_an_epoch_is_noticed(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [10] * 4)
+    position = halfway(shards, 3, batch_size=4)
+    with open(shards[1], "a") as file:
+        file.write("77\n")
+    stream = elastic.ShardedStream(shards, batch_size=4)
+    stream.load_state_dict(position)
+    with pytest.raises(UsageError, match="had 10 samples, and has 11 now"):
+        next(iter(stream))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_broken_shard_is_one_clear_line(processes: int, tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [10, 10])
+    stream = elastic.ShardedStream(
+        [*shards, "/nowhere/x.jsonl"], batch_size=4, num_workers=processes
+    )
+    with pytest.raises(
+        BrokenShard, match=r"^rank 0: the shard /nowhere/x.jsonl cannot be read: F.*$"
+    ):
+        next(iter(stream))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_sample_that_cannot_be_decoded_is_one_clear_line(processes: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("1\n2\n{half")
+    stream = elastic.ShardedStream([path], batch_size=3, num_workers=processes)
+    with pytest.raises(
+        BrokenShard, match=r"^a sample of the shard .*a.jsonl cannot be decoded: .*$"
+    ):
+        next(iter(stream))
+
+
+def letters(shard: str) -> Iterator[str]:
+    """A function of the user's that reads a shard."""
+    yield from shard
+
+
+def test_any_function_may_read(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(["abc", "", "defgh"], read=letters, batch_size=2, num_workers=1)
+    for _ in stream:
+        stream.commit()
+        break
+    again = elastic.ShardedStream(["abc", "", "defgh"], read=letters, batch_size=2)
+    again.load_state_dict(stream.state_dict())
+    seen = [letter for batch in again for letter in batch]
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize(
+    ("shards", "settings", "words"),
+    [
+        ([], {"batch_size": 4}, "no shard in the list"),
+        (["a.bin"], {"batch_size": 4}, "does not tell how it is to be read"),
+        (["a.tar", "b.jsonl"], {"batch_size": 4}, "of several formats"),
+        (["a.tar"], {}, "batch_size is missing"),
+        (["a.tar"], {"batch_size": 0}, "batch_size is a whole number"),
+        (["a.tar"], {"batch_size": 4, "streams": 0}, "streams is a whole number"),
+        (["a.tar"], {"batch_size": 4, "shuffle_buffer": -1}, "shuffle_buffer is a whole number"),
+        (["a.tar"], {"batch_size": 4, "shuffle": True}, "decides on shuffle itself"),
+        (["a.tar"], {"batch_size": 4, "in_order": False, "num_workers": 1}, "in_order=False"),
+        (["a.tar"], {"batch_size": 4, "rank": 1}, "rank= and world= both"),
+        (["a.tar"], {"batch_size": 4, "rank": 2, "world": 2}, "no rank 2 of 2"),
+        (["a.tar"], {"batch_size": 4, "read": "csv"}, "read='csv' is not known"),
+        ("nowhere/*.tar", {"batch_size": 4}, "no file fits the pattern"),
+        (7, {"batch_size": 4}, "a list of paths or URLs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(shards: Any, settings: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        elastic.ShardedStream(shards, **settings)
+
+
+def test_shards_without_a_sample_are_refused(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [0, 0]), batch_size=2)
+    with pytest.raises(UsageError, match="no sample in any of the shards"):
+        next(iter(stream))
+
+
+def test_it_says_that_it_has_no_length(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [3]), batch_size=2)
+    with pytest.raises(TypeError, match="a ShardedStream has no length"):
+        len(stream)
+    assert "1 shards, batch_size=2; epoch 0, cursor 0, rank 0 of 1" in repr(stream)
