@@ -36,7 +36,8 @@ T = TypeVar("T")
 NO_POSITIONS = (
     "an IterableDataset has no numbered samples, so that it is not known after a fault which of "
     "them have counted; give a map-style data set (__len__ and __getitem__, over an index of files "
-    "or records), or accept that a sample may count more than once: "
+    "or records), read shards in order with elastic.ShardedStream, or accept that a sample may "
+    "count more than once: "
     "elastic.loader(dataset, batch_size=64, at_least_once=True)"
 )
 

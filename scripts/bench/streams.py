@@ -8,12 +8,16 @@ as many samples, decode them with the same function and make the same batches, i
   each process has a buffer of its own for shuffling.
 - ``elastic``: ``ShardedStream``, with a commit for each batch.
 
+``--light`` does next to nothing to a sample: what is left is what reading itself costs. Without it
+a sample costs about what a picture or a page of text usually does, a millisecond or two.
+
 They take turns, an epoch each, and the processor is theirs alone: nothing is trained. What counts
 is the time from the first batch of an epoch to its end, and apart from it the time to the first.
 
 ::
 
     scripts/bench/streams.py --formats tar jsonl parquet --workers 0 1 2 --repeat 5
+    scripts/bench/streams.py --light
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,15 +50,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SHARDS = 48
-_IMAGE = 96  # pixels of a side
+_IMAGE = 160  # pixels of a side
+_CROP = 128
 
 
 def write_tar(path: Path, samples: int) -> None:
-    """Images of some 27 kB, as bytes, with a class each."""
+    """Images that are packed to some 60 kB, with a class each."""
+    smooth = torch.arange(3 * _IMAGE * _IMAGE) // 64
     with tarfile.open(path, "w") as archive:
         for number in range(samples):
+            pixels = (smooth + torch.randint(0, 64, smooth.shape)).to(torch.uint8)
             for name, content in (
-                (f"{number:06}.img", random.randbytes(3 * _IMAGE * _IMAGE)),
+                (f"{number:06}.img", zlib.compress(pixels.numpy().tobytes(), 1)),
                 (f"{number:06}.cls", str(number % 10).encode()),
             ):
                 member = tarfile.TarInfo(name)
@@ -62,36 +70,79 @@ def write_tar(path: Path, samples: int) -> None:
 
 
 def image_of(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
-    """An image as numbers from 0 to 1, and its class."""
-    pixels = torch.frombuffer(bytearray(sample["img"]), dtype=torch.uint8)
-    return pixels.view(3, _IMAGE, _IMAGE) / 255, int(sample["cls"])
+    """A piece of an image, as numbers around 0, and its class."""
+    content = bytearray(zlib.decompress(sample["img"]))
+    image = torch.frombuffer(content, dtype=torch.uint8).view(3, _IMAGE, _IMAGE)
+    at = random.randrange(_IMAGE - _CROP)
+    piece = image[:, at : at + _CROP, at : at + _CROP].float()
+    return (piece - 128) / 64, int(sample["cls"])
+
+
+def bytes_of(sample: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    """The packed image as it is, or the beginning of it."""
+    return torch.frombuffer(bytearray(sample["img"][:4096]), dtype=torch.uint8), int(sample["cls"])
 
 
 def write_jsonl(path: Path, samples: int) -> None:
-    """Texts of some 1,000 letters."""
+    """Texts of some 3,000 letters."""
+    words = ["".join(random.choices("etaoinshrdlu", k=random.randint(2, 9))) for _ in range(2000)]
     with path.open("w") as file:
         for number in range(samples):
-            text = random.randbytes(500).hex()
+            text = " ".join(random.choices(words, k=450))
             file.write(json.dumps({"id": number, "text": text}) + "\n")
 
 
-def tokens_of(line: bytes) -> torch.Tensor:
-    """512 token ids of a text."""
-    return torch.tensor(list(json.loads(line)["text"].encode()[:512]))
+class Tokens:
+    """Makes token ids of texts, as models want them."""
+
+    def __init__(self) -> None:
+        self._tokenizer: Any = None
+
+    def __call__(self, line: bytes) -> torch.Tensor:
+        """512 token ids of a text."""
+        if self._tokenizer is None:  # in each process anew
+            self._tokenizer = self._trained()
+        return torch.tensor(self._tokenizer.encode(json.loads(line)["text"]).ids[:512])
+
+    def _trained(self) -> Any:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        rng = random.Random(1)
+        texts = [" ".join("".join(rng.choices("etaoinshrdlu", k=5)) for _ in range(200))] * 20
+        tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300))
+        return tokenizer
+
+
+def letters_of(line: bytes) -> torch.Tensor:
+    """512 letters of a text."""
+    return torch.frombuffer(bytearray(json.loads(line)["text"].encode()[:512]), dtype=torch.uint8)
 
 
 def write_parquet(path: Path, samples: int) -> None:
-    """Rows of 256 token ids."""
+    """Rows with a text of some 3,000 letters."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    rows = [[random.randrange(50_000) for _ in range(256)] for _ in range(samples)]
-    parquet.write_table(pa.table({"tokens": rows}), path, row_group_size=128)
+    lines = path.with_suffix(".lines")
+    write_jsonl(lines, samples)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    lines.unlink()
+    parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=100)
+
+
+class RowTokens(Tokens):
+    """The same of rows."""
+
+    def __call__(self, row: Any) -> torch.Tensor:
+        """512 token ids of the text of a row."""
+        return super().__call__(json.dumps(row).encode())
 
 
 def row_of(row: dict[str, Any]) -> torch.Tensor:
-    """The token ids of a row."""
-    return torch.tensor(row["tokens"])
+    """512 letters of the text of a row."""
+    return torch.frombuffer(bytearray(row["text"].encode()[:512]), dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -100,19 +151,21 @@ class Format:
 
     Attributes:
         write: makes a shard of so many samples.
-        decode: makes tensors of a sample.
+        decode: makes tensors of a sample, as training needs them.
+        light: does as little as it can.
         samples: in a shard.
     """
 
     write: Callable[[Path, int], None]
     decode: Callable[[Any], Any]
+    light: Callable[[Any], Any]
     samples: int
 
 
 FORMATS = {
-    "tar": Format(write_tar, image_of, 150),
-    "jsonl": Format(write_jsonl, tokens_of, 1000),
-    "parquet": Format(write_parquet, row_of, 500),
+    "tar": Format(write_tar, image_of, bytes_of, 80),
+    "jsonl": Format(write_jsonl, Tokens(), letters_of, 100),
+    "parquet": Format(write_parquet, RowTokens(), row_of, 100),
 }
 
 
@@ -143,13 +196,28 @@ class PlainShards(IterableDataset[Any]):  # type: ignore[misc]
         yield from held
 
 
+@dataclass(frozen=True)
+class Task:
+    """What a contender is to do."""
+
+    shards: list[str]
+    name: str
+    decode: Callable[[Any], Any]
+    batch: int
+    buffer: int
+    workers: int
+
+
 class Plain:
     """Epochs of a plain loader."""
 
-    def __init__(self, shards: list[str], name: str, batch: int, buffer: int, workers: int) -> None:
-        data = PlainShards(shards, name, FORMATS[name].decode, buffer // max(1, workers))
+    def __init__(self, task: Task) -> None:
+        buffer = task.buffer // max(1, task.workers)
         self._loader = DataLoader(
-            data, batch_size=batch, num_workers=workers, persistent_workers=workers > 0
+            PlainShards(task.shards, task.name, task.decode, buffer),
+            batch_size=task.batch,
+            num_workers=task.workers,
+            persistent_workers=task.workers > 0,
         )
 
     def epoch(self) -> Iterator[Any]:
@@ -160,13 +228,13 @@ class Plain:
 class Elastic:
     """Epochs of a stream of ours."""
 
-    def __init__(self, shards: list[str], name: str, batch: int, buffer: int, workers: int) -> None:
+    def __init__(self, task: Task) -> None:
         self._stream = elastic.ShardedStream(
-            shards,
-            batch_size=batch,
-            decode=FORMATS[name].decode,
-            shuffle_buffer=buffer,
-            num_workers=workers,
+            task.shards,
+            batch_size=task.batch,
+            decode=task.decode,
+            shuffle_buffer=task.buffer,
+            num_workers=task.workers,
         )
 
     def epoch(self) -> Iterator[Any]:
@@ -176,7 +244,7 @@ class Elastic:
             self._stream.commit()
 
 
-CONTENDERS = {"plain": Plain, "elastic": Elastic}
+CONTENDERS: dict[str, Callable[[Task], Plain | Elastic]] = {"plain": Plain, "elastic": Elastic}
 
 
 @dataclass(frozen=True)
@@ -208,16 +276,11 @@ def _size(batch: Any) -> int:
     return len(batch if isinstance(batch, torch.Tensor) else batch[0])
 
 
-def measure(
-    name: str, shards: list[str], workers: int, args: argparse.Namespace
-) -> dict[str, list[Rate]]:
+def measure(task: Task, contenders: list[str], repeat: int) -> dict[str, list[Rate]]:
     """The rates of all contenders, one epoch after the other."""
-    made = {
-        who: CONTENDERS[who](shards, name, args.batch, args.buffer, workers)
-        for who in args.contenders
-    }
+    made = {who: CONTENDERS[who](task) for who in contenders}
     rates: dict[str, list[Rate]] = {who: [] for who in made}
-    for turn in range(args.repeat + 1):
+    for turn in range(repeat + 1):
         for who, contender in made.items():
             rate = timed(contender.epoch())
             if turn:  # before, processes start and files are read for the first time
@@ -234,8 +297,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="samples in a batch")
     parser.add_argument("--buffer", type=int, default=1000, help="samples that are shuffled")
     parser.add_argument("--repeat", type=int, default=5, help="epochs of each")
+    parser.add_argument("--light", action="store_true", help="next to no decoding")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # as in the processes of a loader
     report: dict[str, Any] = {"machine": machine()}
     print("format   processes  contender  samples/s  ratio   with the first batch  ratio  first")
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
@@ -244,7 +309,9 @@ def main() -> None:
             for shard in shards:
                 FORMATS[name].write(Path(shard), FORMATS[name].samples)
             for workers in args.workers:
-                rates = measure(name, shards, workers, args)
+                decode = FORMATS[name].light if args.light else FORMATS[name].decode
+                task = Task(shards, name, decode, args.batch, args.buffer, workers)
+                rates = measure(task, args.contenders, args.repeat)
                 report[f"{name}/{workers}"] = {
                     w: [asdict(r) for r in all_] for w, all_ in rates.items()
                 }

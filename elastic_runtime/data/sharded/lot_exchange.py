@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.data.sharded.lot_plan import Found, settle
+from elastic_runtime.data.sharded.lot_plan import WindowFound, settle
 from elastic_runtime.data.sharded.stream_tasks import ReadFailure
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 
@@ -48,10 +48,10 @@ def settled_by_all(
             f"the ranks are at different places of their stream ({places:.300}); make it an entry "
             "of the State or the Checkpointer, with the same shards and settings on each rank"
         )
-    found: dict[int, Found] = {}
+    found: dict[int, WindowFound] = {}
     for message in told:
         for stream, *values in message["found"]:
-            one = Found(*values)
+            one = WindowFound(*values)
             if found.setdefault(stream, one) != one:
                 raise UsageError(
                     f"two ranks have found different samples in the same shard (number "

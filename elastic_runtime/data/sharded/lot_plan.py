@@ -79,7 +79,7 @@ class Place(NamedTuple):
     skip: int = 0
 
 
-class Found(NamedTuple):
+class WindowFound(NamedTuple):
     """What reading a window has found.
 
     Attributes:
@@ -182,7 +182,7 @@ def begin_epoch(rules: EpochRules, epoch: int) -> Lot:
     return _with_shards(Lot(epoch, 0, 0, rules, 0, 0, 1, nothing))
 
 
-def settle(lot: Lot, found: Sequence[Found]) -> Settled:
+def settle(lot: Lot, found: Sequence[WindowFound]) -> Settled:
     """Decides what a lot consists of.
 
     All that was found counts at the epoch's end; before, as many whole batches as it makes.
@@ -218,7 +218,7 @@ def settle(lot: Lot, found: Sequence[Found]) -> Settled:
     return Settled(lot, tuple(counts), tuple(used), _with_shards(after))
 
 
-def _after(place: Place, used: int, found: Found) -> Place:
+def _after(place: Place, used: int, found: WindowFound) -> Place:
     if used < found.total:
         return place._replace(skip=place.skip + used)
     return Place(place.shards[len(place.shards) - found.left :], found.mark)

@@ -65,6 +65,9 @@ class JsonLinesReader:
 
     def __next__(self) -> bytes:
         while line := self._file.readline():
+            if not line.endswith(b"\n"):
+                # The last one, unless what is compressed was cut here: then this says so.
+                line += self._file.readline()
             self._offset += len(line)
             if not line.isspace():
                 return line

@@ -88,7 +88,7 @@ class ShardedStream:
                 batch has samples.
             rank, world: of this process, if it is not that of ``torch.distributed``, as where
                 several ranks train on the same samples.
-            batch: an older name of ``batch_size``.
+            batch: another name of ``batch_size``.
             **options: of ``DataLoader``, such as ``num_workers`` and ``pin_memory``.
 
         Raises:
@@ -97,22 +97,15 @@ class ShardedStream:
         """
         size = _whole("batch_size", one_of("batch_size", batch_size, "batch", batch), 1)
         check_options(options)
-        if (rank is None) != (world is None):
-            raise UsageError("give rank= and world= both, or none of them")
-        if rank is not None and world is not None and not 0 <= rank < world:
-            raise UsageError(f"there is no rank {rank} of {world}; ranks count from 0")
         self._list = ShardList.of(shards, read, decode)
-        self._rules = EpochRules(
-            shards=len(self._list.shards),
-            batch=size,
-            streams=size if streams is None else _whole("streams", streams, 1),
-            shuffle=_whole("shuffle_buffer", shuffle_buffer, 0),
-            seed=_whole("seed", seed, 0),
-        )
+        streams = size if streams is None else _whole("streams", streams, 1)
+        shuffle = _whole("shuffle_buffer", shuffle_buffer, 0)
+        number = len(self._list.shards)
+        self._rules = EpochRules(number, size, streams, shuffle, _whole("seed", seed, 0))
         work = ShardWork(self._list.shards, self._list.read, self._list.decode, collate_fn)
         self._loader = TaskLoader(work, options)
         self._windows = StreamWindows(self._loader)
-        self._fixed = None if rank is None or world is None else (rank, world)
+        self._fixed = _fixed_place(rank, world)
         self._entered: tuple[int, int] | None = None
         self._gloo: GlooGroups | None = None
         self._peers: Peers | None = None
@@ -264,6 +257,16 @@ class ShardedStream:
             self._windows.forget_before(committed.lot)
         if committed.counts is not before.counts:
             self._counts_text = json.dumps(committed.counts)
+
+
+def _fixed_place(rank: int | None, world: int | None) -> tuple[int, int] | None:
+    if rank is None and world is None:
+        return None
+    if rank is None or world is None:
+        raise UsageError("give rank= and world= both, or none of them")
+    if not 0 <= rank < world:
+        raise UsageError(f"there is no rank {rank} of {world}; ranks count from 0")
+    return rank, world
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elastic_runtime.data.sample_seeds import Moment
 from elastic_runtime.data.sharded.lot_exchange import failure, settled_by_all
 from elastic_runtime.data.sharded.lot_plan import LotOrder, likely_streams, told_by
-from elastic_runtime.data.sharded.stream_tasks import HeldWindow, ReadFailure, StepTask, WindowKey
+from elastic_runtime.data.sharded.stream_tasks import (
+    HeldWindow,
+    ReadFailure,
+    ReadResult,
+    StepTask,
+    WindowKey,
+)
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
@@ -139,14 +145,14 @@ class StreamWindows:
         result = self._loader.result()
         if result is None:
             return
-        if isinstance(result[0], int):
-            if result[0] in self._wanted:
-                self._wanted.remove(result[0])
-                self._batches[result[0]] = result[1]
+        if isinstance(result, ReadResult):
+            self._held.update(result.windows)
+            self._asked.difference_update(key for key, _ in result.windows)
             return
-        for key, window in result:
-            self._held[key] = window
-            self._asked.discard(key)
+        ticket, batch = result
+        if ticket in self._wanted:
+            self._wanted.remove(ticket)
+            self._batches[ticket] = batch
 
 
 class StreamSteps:

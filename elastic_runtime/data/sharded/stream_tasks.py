@@ -8,6 +8,7 @@ each time, which has its shard open.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
@@ -22,7 +23,7 @@ from elastic_runtime.system import torch_private
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.data.sharded.lot_plan import Found, Place
+    from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
     from elastic_runtime.data.sharded.window_reader import Run
 
 # As torch's own, but half of the tasks only read.
@@ -84,7 +85,7 @@ class HeldWindow(NamedTuple):
     blob: BlobName | None
     first: int
     runs: list[Run]
-    found: Found
+    found: WindowFound
 
     def sample(self, number: int) -> Any:
         """What a ``StepTask`` has for a sample.
@@ -117,6 +118,17 @@ class ReadFailure(NamedTuple):
 
     text: str
     final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What a ``ReadTask`` has given; no tuple, as ``pin_memory`` would take that apart.
+
+    Attributes:
+        windows: each by its key.
+    """
+
+    windows: list[tuple[WindowKey, HeldWindow | ReadFailure]]
 
 
 class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
@@ -156,7 +168,8 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
         if isinstance(task, StepTask):
             return task.ticket, self._batch(task)
         with torch_private.hidden_loader_process():
-            return self._windows(task)
+            found = self._windows(task)
+        return ReadResult(found if self._owner is None else _kept_apart(found, self._owner))
 
     def _windows(self, task: ReadTask) -> list[tuple[WindowKey, HeldWindow | ReadFailure]]:
         found: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []
@@ -169,7 +182,7 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
                 found.append((key, ReadFailure(f"{type(error).__name__}: {error}", final=False)))
             else:
                 found.append((key, HeldWindow(window.samples, None, 0, window.runs, window.found)))
-        return found if self._owner is None else _kept_apart(found, self._owner)
+        return found
 
     def _batch(self, task: StepTask) -> Any:
         begin(task.moment)

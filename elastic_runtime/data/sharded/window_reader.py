@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from elastic_runtime.data.sharded.lot_plan import Found, Place
+from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
 from elastic_runtime.data.sharded.shard_readers import reader_for
 from elastic_runtime.errors import BrokenShard, UsageError
 
@@ -60,7 +60,7 @@ class Window(NamedTuple):
 
     samples: list[Any]
     runs: list[Run]
-    found: Found
+    found: WindowFound
 
 
 def name_of(shard: object) -> str:
@@ -118,7 +118,11 @@ class WindowReader:
                 break
             del left[0]
             mark = None
-        return Window(samples, runs, Found(len(samples), len(left), mark))
+        return Window(samples, runs, WindowFound(len(samples), len(left), mark))
+
+    def close(self) -> None:
+        """Closes all shards; they are opened again if they are needed."""
+        _close(self._open)
 
     def _part(self, shard: int, mark: Any, skip: int, wanted: int) -> tuple[list[Any], int, Any]:
         """Up to so many samples of a shard; how many are still to be skipped; the mark then."""

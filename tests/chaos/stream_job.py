@@ -1,0 +1,301 @@
+"""Learns numbers from shards, notes the samples of each step, and kills itself as planned.
+
+Trains in place, or as a plain loop that restarts from its checkpoint. Each round carries out the
+next fault of the plan: some steps beyond all earlier rounds one of the ranks starts a clock, and
+when it has run down the rank is gone, wherever it is. That it will be is written down before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import elastic_runtime as elastic
+from tests import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Seconds of a step while a fault waits for ranks to come back.
+_WAITING_S = 0.5
+_TALE = 1 << 31
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planned fault.
+
+    Attributes:
+        after: so many steps beyond the furthest that any round has made.
+        rank: which one, modulo the number of ranks.
+        delay: from the beginning of that step, in seconds.
+        node: the rank's agent is killed, and with it the whole node; else the rank.
+        whole: not before all nodes that live take part again.
+    """
+
+    after: int
+    rank: int
+    delay: float
+    node: bool
+    whole: bool
+
+    def strike(self) -> None:
+        """Kills."""
+        pid = os.getpid()
+        # A worker is a child of the fork server, and that one of the agent.
+        victim = processes.parent(processes.parent(pid)) if self.node else pid
+        os.kill(victim, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the job is to do.
+
+    Attributes:
+        folder: for shards, notes, checkpoints and what is known of the faults.
+        in_place: whether survivors of a fault go on without a restart.
+        nodes: how many begin, each with one rank.
+        epochs, batch, shuffle, seed, loaders: of the stream.
+        step_ms: the length of a step.
+        every: how often to save.
+        faults: one for each round, as far as they go; then the job goes on to its end.
+    """
+
+    folder: str
+    in_place: bool
+    nodes: int
+    epochs: int
+    batch: int
+    shuffle: int
+    seed: int
+    loaders: int
+    step_ms: float
+    every: str
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Task:
+        """From what ``text`` makes."""
+        fields = json.loads(text)
+        return cls(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    def stream(self, **options: Any) -> elastic.ShardedStream:
+        """The samples, for this rank or another.
+
+        Args:
+            **options: of the stream, beside those that the task has.
+        """
+        return elastic.ShardedStream(
+            f"{self.folder}/shards/*.jsonl",
+            batch_size=self.batch,
+            shuffle_buffer=self.shuffle,
+            seed=self.seed,
+            **options,
+        )
+
+
+class Tale:
+    """A number that depends on all samples of all steps, in order; saved with the model."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def tell(self, samples: int) -> None:
+        """Takes one step in.
+
+        Args:
+            samples: the sum of its samples.
+        """
+        self.number = (31 * self.number + samples + 1) % _TALE
+
+    def state_dict(self) -> dict[str, int]:
+        """The number."""
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Takes over what was saved."""
+        self.number = state["number"]
+
+
+def read_notes(folder: Path) -> list[dict[str, Any]]:
+    """All steps that all ranks have noted."""
+    notes: list[dict[str, Any]] = []
+    for file in (folder / "notes").iterdir():
+        whole, _, _ = file.read_text().rpartition("\n")  # a rank may be killed while it writes
+        notes += map(json.loads, whole.splitlines())
+    return notes
+
+
+def pending(task: Task, world: int) -> tuple[int, Fault | None]:
+    """The step at which this round's fault is due, and the fault; the same on all ranks.
+
+    The step is -1 if there is a fault which waits for a larger world.
+
+    Args:
+        task: with the plan.
+        world: how many ranks there are.
+    """
+    folder = Path(task.folder)
+    furthest = max((note["step"] for note in read_notes(folder)), default=-1)
+    known = torch.tensor([furthest, len(list((folder / "faults").iterdir()))])
+    dist.broadcast(known, src=0)
+    step, done = known.tolist()
+    if done == len(task.faults):
+        return -1, None
+    fault = task.faults[done]
+    living = task.nodes - sum(earlier.node for earlier in task.faults[:done])
+    return -1 if fault.whole and world < living else step + fault.after, fault
+
+
+class Learner:
+    """Learns, step by step."""
+
+    def __init__(self, task: Task) -> None:
+        self._task, self._folder = task, Path(task.folder)
+        torch.manual_seed(task.seed)
+        self.model = nn.Linear(1, 1)
+        self.optim = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.stream = task.stream(num_workers=task.loaders)
+        self.tale = Tale()
+        # A line is one write.
+        self._notes = (self._folder / "notes" / uuid.uuid4().hex).open("x", buffering=1)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What is saved."""
+        return {
+            "model": self.model,
+            "optim": self.optim,
+            "stream": self.stream,
+            "tale": self.tale,
+        }
+
+    def steps(self, who: dict[str, int], before: int) -> Iterator[int]:
+        """Makes steps, up to the commit of each, from here to the end.
+
+        Args:
+            who: the round, the rank and the world.
+            before: how many steps are committed.
+        """
+        task, stream = self._task, self.stream
+        due, fault = pending(task, who["world"])
+        seconds = _WAITING_S if fault and due == -1 else task.step_ms / 1000
+        ddp = DistributedDataParallel(self.model, init_sync=False)
+        step = before
+        while stream.epoch < task.epochs:
+            for batch in stream:
+                if fault and step == due and who["rank"] == fault.rank % who["world"]:
+                    self._arm(fault, who)
+                # A rank without a share gets a sample of another rank, with no weight.
+                samples = batch["n"].tolist() if stream.loss_scale else []
+                note = {**who, "step": step, "epoch": stream.epoch, "samples": samples}
+                # Before the ranks meet: so no rank commits a step that another has not noted. The
+                # commit may end the round, and this function with it.
+                self._notes.write(json.dumps({**note, "at": time.monotonic_ns()}) + "\n")
+                time.sleep(seconds)
+                self._learn(ddp, batch["n"], sum(samples))
+                step += 1
+                yield step
+
+    def end(self, steps: int) -> None:
+        """Writes down what came of it.
+
+        Args:
+            steps: how many were committed.
+        """
+        self._notes.close()
+        result = json.dumps([steps, self.tale.number])
+        (self._folder / "ended" / uuid.uuid4().hex).write_text(result)
+
+    def _learn(self, ddp: nn.Module, numbers: torch.Tensor, counted: int) -> None:
+        inputs = numbers.float()[:, None] / 1000
+        loss = (ddp(inputs) - 2 * inputs).square().mean() * self.stream.loss_scale
+        self.optim.zero_grad()
+        loss.backward()
+        total = torch.tensor(counted)
+        dist.all_reduce(total)
+        self.optim.step()
+        self.tale.tell(int(total))
+
+    def _arm(self, fault: Fault, who: dict[str, int]) -> None:
+        faults = self._folder / "faults"
+        with (faults / f"{len(list(faults.iterdir()))}").open("x") as file:
+            file.write(json.dumps({**who, "node": fault.node}))
+        clock = threading.Timer(fault.delay, fault.strike)
+        clock.daemon = True
+        clock.start()
+
+
+def learn_in_place(learner: Learner, ckpt: elastic.Checkpointer) -> int:
+    """Learns to the end; returns how many steps that took.
+
+    Args:
+        learner: who learns.
+        ckpt: saves.
+    """
+    state = elastic.State(**learner.parts)
+
+    def train(world: elastic.World) -> None:
+        who = {"round": world.round, "rank": world.rank, "world": world.size}
+        for _ in learner.steps(who, state.step):
+            state.commit()
+        ckpt.save()
+
+    elastic.run(train, state, ckpt)
+    return state.step
+
+
+def learn_with_restarts(learner: Learner, ckpt: elastic.Checkpointer) -> int:
+    """Learns to the end, or to the fault of this life; returns how many steps there are.
+
+    Args:
+        learner: who learns.
+        ckpt: saves.
+    """
+    dist.init_process_group("gloo")
+    ckpt.resume()
+    who = {
+        "round": int(os.environ["ELASTIC_ROUND"]),
+        "rank": dist.get_rank(),
+        "world": dist.get_world_size(),
+    }
+    for _ in learner.steps(who, ckpt.steps):
+        ckpt.step()
+    ckpt.save()
+    ckpt.close()
+    dist.destroy_process_group()
+    return ckpt.steps
+
+
+def main() -> None:
+    """Learns as the task says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", type=Path, help="a file with the task")
+    task = Task.read(parser.parse_args().task.read_text())
+    learner = Learner(task)
+    ckpt = elastic.Checkpointer(
+        Path(task.folder) / "checkpoints", learner.parts, every=task.every, keep=3
+    )
+    learn = learn_in_place if task.in_place else learn_with_restarts
+    learner.end(learn(learner, ckpt))
+
+
+if __name__ == "__main__":
+    main()

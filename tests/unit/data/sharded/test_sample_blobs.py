@@ -1,0 +1,273 @@
+"""Samples that other processes have read: found while they are kept, and nothing stays behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_runtime.data.sharded.sample_blobs import BlobGone, BlobName, BlobOwner, BlobReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def maps() -> int:
+    """How many blobs this process has in its memory."""
+    return Path("/proc/self/maps").read_text().count("memfd:elastic-samples")
+
+
+def _own(orders: Connection) -> None:
+    owner = BlobOwner()
+    while True:
+        try:
+            order, *arguments = orders.recv()
+        except EOFError:
+            os._exit(0)
+        if order == "keep":
+            orders.send(owner.keep(*arguments))
+        elif order == "drop":
+            owner.drop_before(*arguments)
+            orders.send(descriptors())
+        elif order == "open":  # another file takes the lowest number that is free
+            file = os.memfd_create("another")
+            os.write(file, *arguments)
+            orders.send(file)
+
+
+class Other:
+    """Another process with blobs."""
+
+    def __init__(self) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._orders, there = fork.Pipe()
+        self.process = fork.Process(target=_own, args=(there,), daemon=True)
+        self.process.start()
+        there.close()
+
+    def keep(self, samples: Any, age: tuple[int, int] = (0, 0)) -> BlobName:
+        name: BlobName = self._asked("keep", samples, age)
+        assert name.process == self.process.pid
+        return name
+
+    def drop_before(self, age: tuple[int, int]) -> int:
+        """How many descriptors it has then."""
+        left: int = self._asked("drop", age)
+        return left
+
+    def open_file(self, content: bytes) -> int:
+        file: int = self._asked("open", content)
+        return file
+
+    def _asked(self, *order: Any) -> Any:
+        self._orders.send(order)
+        return self._orders.recv()
+
+    def close(self) -> None:
+        self._orders.close()
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    made = Other()
+    yield made
+    made.close()
+
+
+SAMPLES = [{"__key__": "a", "jpg": bytes(range(256))}, b"", None, 3, "é", [1.5, (2, "x")], {}]
+
+
+def test_samples_of_another_process_are_found_in_any_order(other: Other) -> None:
+    name, reader = other.keep(SAMPLES), BlobReader()
+    for n in (3, 0, 6, 1, 5, 2, 4, 0, 6):
+        assert reader.sample(name, n) == SAMPLES[n]
+
+
+def test_several_blobs_of_several_processes_are_not_mixed_up(other: Other) -> None:
+    owner, reader = BlobOwner(), BlobReader()
+    names = [
+        (place, n, keep([f"{place}.{n}", n], (0, n)))
+        for n in range(5)
+        for place, keep in (("here", owner.keep), ("there", other.keep))
+    ]
+    assert len({name for _, _, name in names}) == 10
+    for place, n, name in names[::-1] + names:
+        assert [reader.sample(name, each) for each in (0, 1)] == [f"{place}.{n}", n]
+    owner.drop_before((1, 0))
+
+
+@pytest.mark.parametrize("count", [0, 1, 1022, 1023, 1024, 1025, 2048, 5000])
+def test_blobs_of_any_number_of_samples(other: Other, count: int) -> None:
+    name, reader = other.keep([f"sample {n}" * (n % 5) for n in range(count)]), BlobReader()
+    for n in range(count):
+        assert reader.sample(name, n) == f"sample {n}" * (n % 5)
+
+
+def test_large_samples_among_small_ones(other: Other) -> None:
+    large = [os.urandom(3 << 20), os.urandom((3 << 20) + 1)]
+    name, reader = other.keep([b"1", large[0], b"2", b"3", large[1], b"4"]), BlobReader()
+    for n, expected in ((4, large[1]), (0, b"1"), (1, large[0]), (3, b"3"), (5, b"4")):
+        assert reader.sample(name, n) == expected
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), max_size=12),
+    steps=st.lists(st.integers(1, 200), min_size=1, max_size=8),
+)
+def test_what_the_system_writes_in_parts_is_whole(lengths: list[int], steps: list[int]) -> None:
+    """It may write less than it was told to, above all of much."""
+    parts = iter(steps * 10_000)
+
+    def some(file: int, pieces: list[bytes]) -> int:
+        return os.write(file, b"".join(pieces)[: next(parts)])
+
+    owner, reader = BlobOwner(), BlobReader()
+    samples = [bytes([65 + n]) * length for n, length in enumerate(lengths)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "writev", some)
+        name = owner.keep(samples, (0, 0))
+    assert [reader.sample(name, n) for n in range(len(samples))] == samples
+    for each in (reader, owner):
+        each.drop_before((1, 0))
+
+
+AGES = [(0, 0), (0, 9), (0, 10), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_an_owner_drops_what_is_older_and_nothing_else(other: Other, kept: int) -> None:
+    names = [other.keep([age], age) for age in AGES]
+    before = other.drop_before((0, 0))
+    left = other.drop_before(AGES[kept] if kept < 5 else (2, 0))
+    assert left == before - kept
+    for n, name in enumerate(names):
+        if n < kept:
+            with pytest.raises(BlobGone):
+                BlobReader().sample(name, 0)
+        else:
+            assert BlobReader().sample(name, 0) == AGES[n]
+
+
+def test_what_was_dropped_is_not_taken_for_the_next_one(other: Other) -> None:
+    first = other.keep(["first"])
+    other.drop_before((0, 1))
+    second = other.keep(["second"])
+    assert second.file == first.file
+    with pytest.raises(BlobGone):
+        BlobReader().sample(first, 0)
+    assert BlobReader().sample(second, 0) == "second"
+
+
+@pytest.mark.parametrize("content", [b"", b"12345678", b"12345678" * 10, bytes(1001)])
+def test_what_was_dropped_is_not_taken_for_another_file(other: Other, content: bytes) -> None:
+    name = other.keep(["first"])
+    other.drop_before((0, 1))
+    assert other.open_file(content) == name.file
+    before = descriptors()
+    with pytest.raises(BlobGone):
+        BlobReader().sample(name, 0)
+    assert descriptors() == before
+
+
+def test_with_its_process_a_blob_is_gone(other: Other) -> None:
+    name, seen = other.keep(["a", "b"]), other.keep(["c", "d"])
+    reader = BlobReader()
+    assert reader.sample(seen, 0) == "c"
+    assert other.process.pid is not None
+    os.kill(other.process.pid, signal.SIGKILL)
+    other.process.join()
+    with pytest.raises(BlobGone):
+        reader.sample(name, 0)
+    assert reader.sample(seen, 1) == "d"
+
+
+def test_what_a_reader_has_begun_it_reads_to_the_end(other: Other) -> None:
+    name, reader = other.keep(["a", "b"]), BlobReader()
+    assert reader.sample(name, 0) == "a"
+    other.drop_before((1, 0))
+    assert reader.sample(name, 1) == "b"
+    reader.drop_before((0, 0))
+    assert reader.sample(name, 1) == "b"
+    reader.drop_before((0, 1))
+    with pytest.raises(BlobGone):
+        reader.sample(name, 1)
+
+
+def test_a_reader_holds_what_is_not_dropped_and_nothing_afterwards(other: Other) -> None:
+    before, reader = (maps(), descriptors()), BlobReader()
+    names = [other.keep([age, age], age) for age in AGES]
+    for n, name in enumerate(names):
+        for number in (0, 1):
+            assert reader.sample(name, number) == AGES[n]
+        assert maps() == before[0] + n + 1
+    for n, age in enumerate(AGES):
+        reader.drop_before(age)
+        assert maps() == before[0] + 5 - n
+    reader.drop_before((9, 0))
+    assert (maps(), descriptors()) == before
+    # They are still there, for those who ask again.
+    assert reader.sample(names[0], 0) == AGES[0]
+
+
+def test_an_owner_has_a_descriptor_of_each_blob_and_none_afterwards() -> None:
+    before, owner = descriptors(), BlobOwner()
+    for n, age in enumerate(AGES):
+        owner.keep(["x"] * 2000, age)
+        assert descriptors() == before + n + 1
+    owner.drop_before((2, 0))
+    assert descriptors() == before
+    owner.drop_before((2, 0))
+
+
+def test_a_sample_that_cannot_be_pickled_leaves_nothing() -> None:
+    before, owner = descriptors(), BlobOwner()
+    with pytest.raises(TypeError, match="pickle"):
+        owner.keep([1, threading.Lock()], (0, 0))
+    assert descriptors() == before
+
+
+def in_another_process(check: Callable[[], None]) -> None:
+    process = multiprocessing.get_context("fork").Process(target=check)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+def test_a_blob_that_cannot_be_written_leaves_nothing() -> None:
+    def check() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        before, owner = descriptors(), BlobOwner()
+        with pytest.raises(OSError, match="too large"):
+            owner.keep([b"x" * 9000] * 2, (0, 0))
+        assert descriptors() == before
+        # What has room is kept, and known by a name of its own.
+        name = owner.keep([b"x" * 9000], (0, 0))
+        assert BlobReader().sample(name, 0) == b"x" * 9000
+
+    in_another_process(check)
+
+
+def test_a_program_that_an_owner_starts_has_no_blob() -> None:
+    owner = BlobOwner()
+    name = owner.keep([1], (0, 0))
+    assert not os.get_inheritable(name.file)
+    owner.drop_before((1, 0))

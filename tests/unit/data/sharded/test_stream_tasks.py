@@ -1,0 +1,344 @@
+"""Tasks of a stream's loader: which comes next, and what it gives."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import elastic_runtime as elastic
+from elastic_runtime.data.sample_seeds import Moment
+from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
+from elastic_runtime.data.sharded.stream_tasks import (
+    HeldWindow,
+    ReadFailure,
+    ReadTask,
+    ShardWork,
+    StepTask,
+    TaskLoader,
+    TaskQueue,
+    WindowKey,
+)
+from elastic_runtime.data.sharded.window_reader import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NOW = Moment(seed=5, epoch=2)
+
+
+def windows(count: int, lot: int = 0) -> list[WindowKey]:
+    """Those of a lot of so many streams."""
+    return [WindowKey(0, lot, n, Place((n,)), 10) for n in range(count)]
+
+
+def step(ticket: int) -> StepTask:
+    """One without samples."""
+    return StepTask(ticket, NOW, [], [], (0, 0))
+
+
+def add_steps(queue: TaskQueue, tickets: Iterable[int]) -> None:
+    """Adds steps by their tickets."""
+    for ticket in tickets:
+        queue.step(lambda ticket=ticket: step(ticket))  # type: ignore[misc]
+
+
+def taken(queue: TaskQueue, count: int) -> list[ReadTask | StepTask | None]:
+    """The next tasks."""
+    return list(islice(queue, count))
+
+
+def short(tasks: list[ReadTask | StepTask | None]) -> list[Any]:
+    """Tickets of steps, streams of windows."""
+    return [
+        task.ticket
+        if isinstance(task, StepTask)
+        else task and [(key.lot, key.stream) for key in task.windows]
+        for task in tasks
+    ]
+
+
+def test_without_a_task_there_is_nothing_to_do() -> None:
+    queue = TaskQueue(2)
+    assert taken(queue, 4) == [None] * 4
+    add_steps(queue, [7])
+    assert short(taken(queue, 2)) == [7, None]
+
+
+def test_reads_lie_between_the_steps_that_they_have_time_for() -> None:
+    queue = TaskQueue(0)  # in the process itself
+    queue.read(windows(3), steps=6)
+    add_steps(queue, range(8))
+    reads = [[(0, n)] for n in range(3)]
+    assert short(taken(queue, 12)) == [0, 1, reads[0], 2, 3, reads[1], 4, 5, reads[2], 6, 7, None]
+
+
+def test_reads_of_few_steps_are_done_together() -> None:
+    queue = TaskQueue(1)
+    queue.read(windows(7), steps=3)
+    add_steps(queue, range(4))
+    streams = [[(0, n) for n in some] for some in ([0, 1, 2], [3, 4, 5], [6])]
+    assert short(taken(queue, 7)) == [0, streams[0], 1, streams[1], 2, streams[2], 3]
+
+
+def test_reads_that_are_due_at_once_are_one_task_for_each_process() -> None:
+    queue = TaskQueue(2)
+    queue.read(windows(5), steps=0)
+    assert short(taken(queue, 4)) == [
+        [(0, 0), (0, 2), (0, 4)],
+        [(0, 1), (0, 3)],
+        None,
+        None,
+    ]
+
+
+def test_a_step_is_made_when_it_is_its_turn() -> None:
+    made: list[int] = []
+
+    def task(ticket: int) -> StepTask:
+        made.append(ticket)
+        return step(ticket)
+
+    queue = TaskQueue(1)
+    for ticket in range(3):
+        queue.step(lambda ticket=ticket: task(ticket))  # type: ignore[misc]
+    assert made == []
+    assert short(taken(queue, 2)) == made == [0, 1]
+
+
+def test_a_read_says_what_is_not_needed_any_more() -> None:
+    queue = TaskQueue(1)
+    queue.keep_from = (3, 4)
+    queue.read(windows(1), 0)
+    queue.keep_from = (3, 5)
+    queue.read(windows(1, lot=1), 0)
+    assert taken(queue, 2) == [
+        ReadTask(windows(1), (3, 4)),
+        ReadTask(windows(1, lot=1), (3, 5)),
+    ]
+
+
+@settings(deadline=None)
+@given(
+    processes=st.integers(1, 5),
+    added=st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 20), st.integers(0, 20), st.integers(0, 30)),
+        max_size=6,
+    ),
+)
+def test_each_process_gets_the_windows_of_its_streams_and_no_task_is_lost(
+    processes: int, added: list[tuple[int, int, int, int]]
+) -> None:
+    """Whatever is added while some tasks are taken: streams, steps for them, steps, and takes."""
+    queue = TaskQueue(processes)
+    tasks: list[ReadTask | StepTask | None] = []
+    asked: list[WindowKey] = []
+    tickets = 0
+    for lot, (streams, pace, steps, takes) in enumerate(added):
+        asked += windows(streams, lot)
+        queue.read(windows(streams, lot), pace)
+        add_steps(queue, range(tickets, tickets + steps))
+        tickets += steps
+        tasks += taken(queue, takes)
+    tasks += taken(queue, processes * (len(asked) + tickets + 1))
+    assert tasks[-processes:] == [None] * processes
+    assert [task.ticket for task in tasks if isinstance(task, StepTask)] == list(range(tickets))
+    for process in range(processes):
+        reads = [task for task in tasks[process::processes] if isinstance(task, ReadTask)]
+        assert all(task.windows for task in reads)
+        assert [key for task in reads for key in task.windows] == [
+            key for key in asked if key.stream % processes == process
+        ]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
+def test_windows_are_read_in_the_time_that_there_is(
+    processes: int, streams: int, steps: int
+) -> None:
+    queue = TaskQueue(processes)
+    queue.read(windows(streams), steps)
+    add_steps(queue, range(10 * steps + 20))
+    # Rounded up to a step of each process, and one more for what a float is short of.
+    tasks = taken(queue, 2 * (steps + 2 * processes))
+    read = Counter(key for task in tasks if isinstance(task, ReadTask) for key in task.windows)
+    assert read == Counter(windows(streams))
+    # No process is kept busy by several of them one after the other.
+    for process in range(processes):
+        kinds = [isinstance(task, ReadTask) for task in tasks[process::processes]]
+        assert not any(a and b for a, b in pairwise(kinds))
+
+
+def test_while_windows_are_waited_for_no_step_is_made() -> None:
+    queue = TaskQueue(2)
+    queue.read(windows(4), steps=4)
+    add_steps(queue, range(3))
+    queue.only_reads = True
+    assert short(taken(queue, 6)) == [[(0, 0)], [(0, 1)], [(0, 2)], [(0, 3)], None, None]
+    queue.only_reads = False
+    assert short(taken(queue, 4)) == [0, 1, 2, None]
+
+
+def test_reads_that_were_made_at_once_do_not_put_off_later_ones() -> None:
+    queue = TaskQueue(1)
+    queue.read(windows(5), steps=5)
+    add_steps(queue, range(2))
+    queue.only_reads = True
+    taken(queue, 3)
+    queue.only_reads = False
+    assert short(taken(queue, 4)) == [0, [(0, 3)], 1, [(0, 4)]]
+
+
+def test_forgotten_steps_do_not_come_and_reads_do() -> None:
+    queue = TaskQueue(2)
+    queue.read(windows(2), steps=10)
+    add_steps(queue, range(5))
+    queue.forget_steps()
+    assert short(taken(queue, 4)) == [[(0, 0)], [(0, 1)], None, None]
+    add_steps(queue, [9])
+    assert short(taken(queue, 1)) == [9]
+
+
+def test_nothing_comes_once_all_is_forgotten() -> None:
+    queue = TaskQueue(2)
+    queue.read(windows(2), steps=10)
+    add_steps(queue, range(5))
+    queue.clear()
+    assert taken(queue, 4) == [None] * 4
+
+
+def test_the_first_process_begins_again_where_others_take_the_tasks() -> None:
+    queue = TaskQueue(3)
+    taken(queue, 1)
+    queue.begin_turns()
+    queue.read(windows(3), steps=0)
+    assert short(taken(queue, 3)) == [[(0, 0)], [(0, 1)], [(0, 2)]]
+
+
+class Shards:
+    """Reads shards that are lists; notes which."""
+
+    def __init__(self) -> None:
+        self.opened: list[Any] = []
+
+    def __call__(self, shard: list[Any]) -> Iterable[Any]:
+        self.opened.append(shard)
+        if "broken" in shard:
+            raise RuntimeError("no such thing")
+        if "unreachable" in shard:
+            raise TimeoutError("no answer")
+        return shard
+
+
+def work(*shards: list[Any], decode: Any = None, collate: Any = None) -> ShardWork:
+    """That of this process."""
+    return ShardWork(shards, Shards(), decode, collate)
+
+
+def read(windows: list[WindowKey], keep_from: tuple[int, int] = (0, 0)) -> ReadTask:
+    """A task that reads them."""
+    return ReadTask(windows, keep_from)
+
+
+def test_a_read_gives_the_windows_with_their_samples() -> None:
+    keys = [WindowKey(0, 0, 0, Place((1, 0)), 3), WindowKey(0, 0, 1, Place((2,), 1, 1), 5)]
+    given = work([10, 11], [20, 21], [30, 31, 32, 33])[read(keys)].windows
+    assert given == [
+        (keys[0], HeldWindow([20, 21, 10], None, 0, [Run(1, 2), Run(0, 1)], WindowFound(3, 1, 1))),
+        (keys[1], HeldWindow([32, 33], None, 0, [Run(2, 2)], WindowFound(2, 0, None))),
+    ]
+    window = given[0][1]
+    assert [window.sample(n) for n in range(3)] == [20, 21, 10]
+    assert [window.shard_of(n) for n in range(3)] == [1, 1, 0]
+    with pytest.raises(IndexError):
+        window.shard_of(3)
+
+
+def test_a_sample_in_a_blob_is_known_by_its_number_there() -> None:
+    window: Any = HeldWindow([], "blob", 4, [Run(3, 2)], WindowFound(2, 0, None))  # type: ignore[arg-type]
+    assert (window.sample(1), window.shard_of(1)) == (("blob", 5), 3)
+
+
+def test_a_window_that_cannot_be_read_does_not_keep_others_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    keys = windows(4)
+    given = dict(work(["broken"], [1], ["unreachable"], [2])[read(keys)].windows)
+    assert [given[keys[n]].samples for n in (1, 3)] == [[1], [2]]
+    broken, unreachable = given[keys[0]], given[keys[2]]
+    assert isinstance(broken, ReadFailure)
+    assert broken.final
+    assert "shard number 0 cannot be read: RuntimeError: no such thing" in broken.text
+    assert unreachable == ReadFailure("TimeoutError: no answer", final=False)
+
+
+def test_a_step_gives_a_batch_with_its_ticket() -> None:
+    given = work([1], [2])[StepTask(8, NOW, [1, 2, 1], [0, 1, 0], (0, 0))]
+    assert given[0] == 8
+    assert torch.equal(given[1], torch.tensor([1, 2, 1]))
+
+
+def test_samples_are_decoded_one_by_one_and_made_a_batch() -> None:
+    given = work([1], decode=str, collate="+".join)[StepTask(8, NOW, [3, 4], [0, 0], (0, 0))]
+    assert given == (8, "3+4")
+
+
+def test_samples_have_random_numbers_of_their_moment() -> None:
+    def noise(sample: int) -> int:
+        return int(elastic.sample_rng(sample).initial_seed())
+
+    made = work([1], decode=noise, collate=list)
+    for moment in (NOW, Moment(6, 0)):
+        expected = elastic.sample_rng(3, seed=moment.seed, epoch=moment.epoch).initial_seed()
+        assert made[StepTask(1, moment, [3], [0], (0, 0))] == (1, [expected])
+
+
+@pytest.mark.parametrize(("shard", "name"), [("a/b.jsonl", "a/b.jsonl"), ([1], "number 1")])
+def test_a_sample_that_cannot_be_decoded_names_its_shard(shard: Any, name: str) -> None:
+    made = ShardWork(["c", shard], Shards(), json.loads, None)
+    ticket, why = made[StepTask(3, NOW, [b"1", b"{"], [0, 1], (0, 0))]
+    assert (ticket, why.final) == (3, True)
+    assert f"a sample of the shard {name} cannot be decoded: " in why.text
+    assert why.text.endswith(r": b'{'")
+
+
+def test_an_error_of_another_kind_in_decode_is_the_users() -> None:
+    def broken(sample: int) -> int:
+        raise KeyError(sample)
+
+    with pytest.raises(KeyError):
+        _ = work([1], decode=broken)[StepTask(3, NOW, [1], [0], (0, 0))]
+
+
+def test_nothing_to_do_gives_nothing() -> None:
+    assert work([1])[None] is None
+
+
+def test_a_shard_stays_open_between_two_windows() -> None:
+    shards = Shards()
+    made = ShardWork([[1, 2, 3]], shards, None, None)
+    ((_, first),) = made[read([WindowKey(0, 0, 0, Place((0,)), 2)])].windows
+    ((_, second),) = made[read([WindowKey(0, 1, 0, Place((0,), first.found.mark), 2)])].windows
+    assert (first.samples, second.samples, len(shards.opened)) == ([1, 2], [3], 1)
+
+
+def test_a_loader_gives_the_results_of_its_tasks_and_is_never_at_its_end() -> None:
+    loader = TaskLoader(work([1, 2]), {})
+    assert loader.result() is None
+    loader.queue.read(windows(1), 0)
+    ((key, window),) = loader.result().windows
+    assert (key, window.samples) == (windows(1)[0], [1, 2])
+    loader.queue.step(lambda: StepTask(4, NOW, window.samples, [0, 0], (0, 0)))
+    ticket, batch = loader.result()
+    assert (ticket, batch.tolist()) == (4, [1, 2])
+    loader.queue.read(windows(1), 0)
+    loader.drop()
+    assert loader.result() is None
+    assert loader.result() is None
