@@ -49,6 +49,11 @@ class ShardedStream:
     time, and each gets its share of every global batch.
     """
 
+    # Of the present world, where ``elastic.run`` tells.
+    _entered: tuple[int, int] | None = None
+    _gloo: GlooGroups | None = None
+    _peers: Peers | None = None
+
     def __init__(
         self,
         shards: str | Iterable[Any],
@@ -80,12 +85,11 @@ class ShardedStream:
                 dict with ``__key__`` and the bytes of each file by its extension, for ``"parquet"``
                 a dict by column, for ``"jsonl"`` a line, which is parsed if this is left out.
             collate_fn: makes a batch of a list of samples; None: as torch does.
-            shuffle_buffer: how many samples are shuffled among each other, over all ranks; at least
+            shuffle_buffer: samples that are shuffled among each other, over all ranks; at least
                 those of 16 steps. The order of the shards is then shuffled too. 0: nothing is.
             seed: of the order, and of ``elastic.sample_rng``. Once there is a saved state, its
                 seed counts.
-            streams: how many shards are read at the same time, over all ranks. None: as many as a
-                batch has samples.
+            streams: shards that are read at a time, over all ranks. None: samples of a batch.
             rank, world: of this process, if it is not that of ``torch.distributed``, as where
                 several ranks train on the same samples.
             batch: another name of ``batch_size``.
@@ -103,12 +107,8 @@ class ShardedStream:
         number = len(self._list.shards)
         self._rules = EpochRules(number, size, streams, shuffle, _whole("seed", seed, 0))
         work = ShardWork(self._list.shards, self._list.read, self._list.decode, collate_fn)
-        self._loader = TaskLoader(work, options)
-        self._windows = StreamWindows(self._loader)
+        self._windows = StreamWindows(TaskLoader(work, options))
         self._fixed = _fixed_place(rank, world)
-        self._entered: tuple[int, int] | None = None
-        self._gloo: GlooGroups | None = None
-        self._peers: Peers | None = None
         self._tickets = itertools.count()
         self._under_way: deque[GivenStep] = deque()
         self._committed = Committed(begin_epoch(self._rules, 0), 0, None)
@@ -121,6 +121,10 @@ class ShardedStream:
             f"{type(self).__name__}({self._rules.shards} shards, batch_size={self._rules.batch}; "
             f"epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
         )
+
+    def __bool__(self) -> bool:
+        """True, which is not a question of how long it is."""
+        return True
 
     def __len__(self) -> NoReturn:
         """Nobody knows before all shards are read.

@@ -285,4 +285,5 @@ def test_it_says_that_it_has_no_length(tmp_path: Path) -> None:
     stream = elastic.ShardedStream(write_shards(tmp_path, [3]), batch_size=2)
     with pytest.raises(TypeError, match="a ShardedStream has no length"):
         len(stream)
+    assert stream
     assert "1 shards, batch_size=2; epoch 0, cursor 0, rank 0 of 1" in repr(stream)
