@@ -213,13 +213,13 @@ def settle(lot: Lot, found: Sequence[WindowFound]) -> Settled:
         before=lot.before + sum(used),
         ended=lot.ended + over,
         growth=1 if any(used) else lot.growth * 2,
-        places=tuple(map(_after, lot.places, used, found)),
+        places=tuple(map(_after, lot.places, lot.sizes, used, found)),
     )
     return Settled(lot, tuple(counts), tuple(used), _with_shards(after))
 
 
-def _after(place: Place, used: int, found: WindowFound) -> Place:
-    if used < found.total:
+def _after(place: Place, size: int, used: int, found: WindowFound) -> Place:
+    if used < found.total or not size:
         return place._replace(skip=place.skip + used)
     return Place(place.shards[len(place.shards) - found.left :], found.mark)
 

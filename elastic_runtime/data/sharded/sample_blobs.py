@@ -7,6 +7,7 @@ samples need not pass through the process that trains, which only knows where ea
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
@@ -133,18 +134,20 @@ class BlobReader:
             content.close()
 
     def _opened(self, name: BlobName) -> tuple[mmap.mmap, memoryview]:
+        # What is there may be anything, by now.
         try:
-            file = os.open(f"/proc/{name.process}/fd/{name.file}", os.O_RDONLY)
-        except FileNotFoundError:
+            path = f"/proc/{name.process}/fd/{name.file}"
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(file)
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
             raise BlobGone from None
-        try:
-            content = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file, which is another one
-            raise BlobGone from None
-        finally:
-            os.close(file)
         words = memoryview(content)[: len(content) - len(content) % _WORD].cast("Q")
-        if words[0] != name.serial:
+        if not words or words[0] != name.serial:
             words.release()
             content.close()
             raise BlobGone

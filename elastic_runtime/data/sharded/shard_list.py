@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,12 +70,12 @@ class ShardList:
         check_format(read)
         if decode is None and read == "jsonl":
             decode = json.loads
-        return cls(listed, read, decode, "/".join(map(name_of, listed)))
+        return cls(listed, read, decode, json.dumps([name_of(shard) for shard in listed]))
 
     @property
     def identity(self) -> str:
         """What must be the same for an epoch to go on: how many, and which."""
-        digest = hashlib.blake2b(self.names.encode(errors="surrogateescape"), digest_size=8)
+        digest = hashlib.blake2b(self.names.encode(), digest_size=8)
         return f"{len(self.shards)}-{digest.hexdigest()}"
 
 
@@ -95,14 +96,15 @@ def _is_of_hugging_face(shards: object) -> bool:
 
 def _listed(shards: Any) -> list[Any]:
     if isinstance(shards, str):
-        if "://" in shards or not glob.has_magic(shards):
+        if "://" in shards or not glob.has_magic(shards) or os.path.exists(shards):
             return [shards]
         if not (found := sorted(glob.glob(shards, recursive=True))):
             raise UsageError(f"no file fits the pattern {shards!r}; are the shards here?")
         return list(found)
-    if not isinstance(shards, Iterable) or isinstance(shards, bytes | dict):
+    if not isinstance(shards, Iterable) or isinstance(shards, bytes | dict | set | frozenset):
         raise UsageError(
-            f"shards is a list of paths or URLs, or a pattern of paths, not {shards!r:.80}"
+            f"shards is a list of paths or URLs, or a pattern of paths, not {shards!r:.80}; it has "
+            "the same order on each rank"
         )
     if not (listed := list(shards)):
         raise UsageError("there is no shard in the list of shards")

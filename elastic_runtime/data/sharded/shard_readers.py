@@ -6,12 +6,13 @@ would have given next.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import tarfile
 from itertools import islice
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol, cast, runtime_checkable
 
 from elastic_runtime.errors import UsageError
 
@@ -253,7 +254,10 @@ class IterableReader:
         if not self._given:  # some have no state before their first sample
             return self._begin
         state = self._state.state_dict()
-        text = json.dumps(state, default=_refuse)
+        try:
+            text = json.dumps(state, default=_refuse)
+        except TypeError:  # of keys
+            _refuse(state)
         if (as_json := json.loads(text)) != _without_tuples(state):
             _refuse(state)
         return as_json
@@ -265,7 +269,7 @@ class IterableReader:
             close()
 
 
-def _refuse(value: Any) -> Any:
+def _refuse(value: Any) -> NoReturn:
     raise UsageError(
         "the state_dict() of the samples holds more than numbers, texts, lists and dicts by text, "
         f"so that it cannot be saved as their position: {value!r:.200}"
@@ -288,25 +292,21 @@ def opened(shard: Any) -> BinaryIO:
             and ``.xz``.
     """
     name = os.fspath(shard) if isinstance(shard, str | os.PathLike) else str(shard)
+    # What follows the name in a URL may be a signature.
+    packed = _PACKED.get(PurePath(name.partition("?")[0] if "://" in name else name).suffix)
     if "://" in name:
         import fsspec  # torch needs it as well, but it takes a while
 
-        return cast("BinaryIO", fsspec.open(name, "rb", compression="infer").open())
-    import bz2
-    import gzip
-    import lzma
-
-    unpack: dict[str, Callable[[str], Any]] = {
-        ".gz": gzip.open,
-        ".tgz": gzip.open,
-        ".bz2": bz2.open,
-        ".xz": lzma.open,
-    }
-    return cast("BinaryIO", unpack.get(PurePath(name).suffix, _plain)(name))
+        return cast("BinaryIO", fsspec.open(name, "rb", compression=packed).open())
+    if packed is None:
+        return open(name, "rb")
+    if not os.path.getsize(name):
+        raise EOFError("the file is empty")
+    return cast("BinaryIO", importlib.import_module(packed).open(name))
 
 
-def _plain(name: str) -> BinaryIO:
-    return open(name, "rb")
+# The names of fsspec's, and of the modules of Python's.
+_PACKED = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 
 
 _FORMATS: dict[str, Callable[[Any, Any], ShardReader]] = {

@@ -179,7 +179,7 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
             except UsageError as error:
                 found.append((key, ReadFailure(str(error), final=True)))
             except OSError as error:
-                found.append((key, ReadFailure(f"{type(error).__name__}: {error}", final=False)))
+                found.append((key, ReadFailure(str(error), final=False)))
             else:
                 found.append((key, HeldWindow(window.samples, None, 0, window.runs, window.found)))
         return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import lzma
 import os
 import traceback
 import weakref
-import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,6 +103,8 @@ class WindowReader:
             BrokenShard: a shard is not there, or not what it should be.
             OSError: a storage does not give it, in several tries.
         """
+        if not size:
+            return Window([], [], WindowFound(0, len(place.shards), place.mark))
         left = list(place.shards)
         samples: list[Any] = []
         runs: list[Run] = []
@@ -134,8 +134,12 @@ class WindowReader:
                     raise
             return self._tries(self._try_part, shard, mark, skip, wanted)
         except (UsageError, OSError) as error:
-            if isinstance(error, UsageError) or _may_pass(error):
+            if isinstance(error, UsageError):
                 raise
+            if _may_pass(error):
+                name = self._name(shard)
+                text = f"the shard {name} is not to be had, after {_TRIES} tries: {_what(error)}"
+                raise OSError(text) from error
             raise self._broken(shard, error) from None
         except Exception as error:
             raise self._broken(shard, error) from error
@@ -173,16 +177,22 @@ class WindowReader:
             reader.close()
         return reader_for(self._read, self._shards[shard], mark)
 
+    def _name(self, shard: int) -> str:
+        return name_of(self._shards[shard]) or f"number {shard}"
+
     def _broken(self, shard: int, error: Exception) -> BrokenShard:
-        name = name_of(self._shards[shard]) or f"number {shard}"
-        what = f"{type(error).__name__}: {error}".strip(": ")
+        what = _what(error)
         if not isinstance(self._read, str):
             frames = traceback.extract_tb(error.__traceback__)
             what += f" (in {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         return BrokenShard(
-            f"the shard {name} cannot be read: {what}; mend it and start the job again, which "
-            "then goes on from its last checkpoint"
+            f"the shard {self._name(shard)} cannot be read: {what}; mend it and start the job "
+            "again, which then goes on from its last checkpoint"
         )
+
+
+def _what(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".strip(": ").split())
 
 
 def _close(readers: dict[int, tuple[Any, ShardReader]]) -> None:
@@ -191,5 +201,7 @@ def _close(readers: dict[int, tuple[Any, ShardReader]]) -> None:
 
 
 def _may_pass(error: BaseException) -> bool:
-    broken = isinstance(error, (*_FOR_GOOD, zlib.error, lzma.LZMAError, EOFError))
-    return isinstance(error, OSError) and not broken
+    if not isinstance(error, OSError) or isinstance(error, _FOR_GOOD):
+        return False
+    # Without a number it is not from a system: so bz2 and pyarrow say that they cannot unpack it.
+    return type(error) is not OSError or error.errno is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import Any
 
 import pytest
@@ -43,7 +43,7 @@ def read(sizes: list[int], place: Place, size: int) -> tuple[list[Sample], Windo
     samples = ahead[place.skip : end]
     if len(samples) < size:
         return samples, WindowFound(len(samples), 0, None)
-    if not end:
+    if not size:
         return [], WindowFound(0, len(place.shards), place.mark)
     shard, number = ahead[end - 1]
     return samples, WindowFound(size, len(place.shards) - place.shards.index(shard), number + 1)
@@ -73,7 +73,7 @@ def play(sizes: list[int], lot: Lot, ranks: int = 1, batches: list[int] | None =
     while played.barren < MOST_BARREN:
         lot = replace(lot, rules=replace(lot.rules, batch=next(sizes_of_batches)))
         lot = Lot.of_text(lot.text)
-        assert lot.before == sum(map(len, played.steps))
+        assert lot.before == sum(map(len, played.steps)) <= sum(sizes)
         windows = [read(sizes, *pair) for pair in zip(lot.places, lot.sizes, strict=True)]
         settled = settle(lot, [found for _, found in windows])
         order = LotOrder(settled)
@@ -248,6 +248,15 @@ def test_a_window_of_which_nothing_counts_begins_again() -> None:
     assert (step.used, step.next.growth) == ((1, 3), 1)
 
 
+def test_a_stream_that_is_asked_for_nothing_stays_where_it_is() -> None:
+    """More streams than a lot has samples, as after the batch has become smaller."""
+    places = tuple(Place((n,), 3, 2) for n in range(17))
+    lot = Lot(0, 3, 100, EpochRules(17, 1, 17, 0, 0), 17, 0, 1, places)
+    assert lot.sizes == [1] * 16 + [0]
+    found = [WindowFound(size, 1, 9) for size in lot.sizes]
+    assert settle(lot, found).next.places == (*(Place((n,), 9) for n in range(16)), places[16])
+
+
 def test_the_last_step_has_what_is_left() -> None:
     settled = settle(
         lot_of(Place((5,)), Place((3,))), [WindowFound(5, 0, None), WindowFound(2, 0, None)]
@@ -320,9 +329,9 @@ def test_each_stream_is_told_of_by_a_rank_that_is_likely_to_read_it(
         assert sum(map(len, likely)) == streams
 
 
-def full_lot(rules: EpochRules, number: int = 0) -> LotOrder:
+def full_lot(rules: EpochRules, number: int = 0, epoch: int = 0) -> LotOrder:
     """The order of one in which each stream gives what is asked of it."""
-    lot = replace(begin_epoch(rules, 0), number=number)
+    lot = replace(begin_epoch(rules, epoch), number=number)
     return LotOrder(settle(lot, [WindowFound(size, 1, 0) for size in lot.sizes]))
 
 
@@ -344,6 +353,13 @@ def test_in_an_even_lot_a_rank_needs_only_its_likely_streams(
         assert [stream for stream, _ in share.slots] == [n for n in likely for _ in range(of_each)]
 
 
+def test_each_step_of_an_uneven_lot_has_some_of_each_stream() -> None:
+    lot = lot_of(Place((5,)), Place((3,)))
+    order = LotOrder(settle(lot, [WindowFound(48, 1, 0), WindowFound(16, 1, 0)]))
+    steps = [[stream for stream, _ in order.share(n, 0, 1).slots] for n in range(16)]
+    assert steps == [[0, 0, 0, 1]] * 16
+
+
 def numbers(order: LotOrder, steps: int = 16) -> list[int]:
     """Which samples of the first stream come after each other."""
     slots = [slot for step in range(steps) for slot in order.share(step, 0, 1).slots]
@@ -352,10 +368,10 @@ def numbers(order: LotOrder, steps: int = 16) -> list[int]:
 
 def test_lots_are_shuffled_each_in_its_way() -> None:
     rules = EpochRules(shards=9, batch=10, streams=2, shuffle=160, seed=1)
-    others = [full_lot(replace(rules, seed=seed), lot) for seed in (1, 2) for lot in (0, 1)]
-    orders = [numbers(order) for order in others]
+    each = product((1, 2), (0, 1), (0, 1))
+    orders = [numbers(full_lot(replace(rules, seed=seed), *place)) for seed, *place in each]
     assert all(sorted(order) == list(range(80)) for order in orders)
-    assert len({*map(tuple, orders)}) == 4
+    assert len({*map(tuple, orders)}) == 8
     assert numbers(full_lot(rules)) == orders[0]
     assert numbers(full_lot(replace(rules, shuffle=0))) == list(range(80))
 

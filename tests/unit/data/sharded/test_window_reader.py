@@ -140,13 +140,13 @@ def test_files_of_any_format_in_windows_of_any_size(
     assert descriptors() == before
 
 
-def test_a_window_that_is_read_again_is_the_same_and_so_is_the_next() -> None:
-    reader = WindowReader([list("abcdef")], iter)
-    first = Place((0,))
-    mark = reader.window(first, 2).found.mark
-    reader.window(Place((0,), mark), 2)
-    assert reader.window(first, 2).samples == ["a", "b"]
-    assert reader.window(Place((0,), mark, 1), 3).samples == ["d", "e", "f"]
+def test_a_window_that_is_read_again_is_the_same_and_so_is_the_next(tmp_path: Path) -> None:
+    path, first = tmp_path / "a.jsonl", Place((0,))
+    path.write_bytes(b"1\n2\n3\n4\n5\n6\n")
+    reader = WindowReader([path], "jsonl")
+    second = after(first, reader.window(first, 2).found)
+    for place, expected in [(second, "34"), (first, "12"), (second._replace(skip=1), "45")]:
+        assert "".join(map(text_of, reader.window(place, 2).samples)) == expected
 
 
 def test_a_shard_is_kept_open_from_window_to_window() -> None:
