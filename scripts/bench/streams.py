@@ -163,9 +163,9 @@ class Format:
 
 
 FORMATS = {
-    "tar": Format(write_tar, image_of, bytes_of, 80),
-    "jsonl": Format(write_jsonl, Tokens(), letters_of, 100),
-    "parquet": Format(write_parquet, RowTokens(), row_of, 100),
+    "tar": Format(write_tar, image_of, bytes_of, 200),
+    "jsonl": Format(write_jsonl, Tokens(), letters_of, 300),
+    "parquet": Format(write_parquet, RowTokens(), row_of, 300),
 }
 
 

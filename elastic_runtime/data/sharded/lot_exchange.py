@@ -38,10 +38,12 @@ def settled_by_all(
         UsageError: ranks are at different places, or have different shards.
     """
     told = peers.gather(_message(lot, step, own))
-    for rank, message in enumerate(told):
-        if message["failure"]:
-            text, final = message["failure"]
-            raise failure(ReadFailure(f"rank {rank}: {text}", final))
+    failures = [
+        (rank, *message["failure"]) for rank, message in enumerate(told) if message["failure"]
+    ]
+    # What no other try will mend first, as it ends the job.
+    for rank, text, final in sorted(failures, key=lambda one: not one[2]):
+        raise failure(ReadFailure(f"rank {rank}: {text}", final))
     if len({message["at"] for message in told}) > 1:
         places = ", ".join(f"rank {rank}: {m['at']}" for rank, m in enumerate(told))
         raise UsageError(
@@ -55,8 +57,9 @@ def settled_by_all(
             if found.setdefault(stream, one) != one:
                 raise UsageError(
                     f"two ranks have found different samples in the same shard (number "
-                    f"{lot.places[stream].shards[0]}): {found[stream].total} and {one.total}; all "
-                    "nodes must read the same shards"
+                    f"{lot.places[stream].shards[0]}): {found[stream].total} and {one.total}, "
+                    f"up to {found[stream].mark} and {one.mark}; all nodes must have the same "
+                    "shards"
                 )
     return settle(lot, [found[stream] for stream in range(len(lot.places))])
 
@@ -70,7 +73,8 @@ def _message(lot: Lot, step: int, own: Mapping[int, HeldWindow | ReadFailure]) -
     }
     for stream, window in own.items():
         if isinstance(window, ReadFailure):
-            message["failure"] = list(window)
+            if message["failure"] is None or window.final:
+                message["failure"] = list(window)
         else:
             message["found"].append([stream, *window.found])
     return message

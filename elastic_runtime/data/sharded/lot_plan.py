@@ -230,17 +230,21 @@ def _with_shards(lot: Lot) -> Lot:
     wanted = 2 * lot.growth + max(lot.sizes, default=0) * lot.ended // max(1, lot.before)
     order = iter(islice(lot.rules.order(lot.epoch), lot.given, None))
     shards = [list(place.shards) for place in lot.places]
+    before = sum(map(len, shards))
+    all_of_them = before + lot.rules.shards - lot.given
     for depth in range(1, wanted + 1):
         short = [each for each in shards if len(each) < depth]
         for each in short:
             each.extend(islice(order, 1))
+        if sum(map(len, shards)) == all_of_them:
+            break
     places = tuple(
         place._replace(shards=tuple(each))
         for place, each in zip(lot.places, shards, strict=True)
         if each
     )
-    held = sum(len(each) for each in shards) - sum(len(place.shards) for place in lot.places)
-    return replace(lot, given=lot.given + held, places=places)
+    given = lot.given + sum(map(len, shards)) - before
+    return replace(lot, given=given, places=places)
 
 
 class StepShare(NamedTuple):

@@ -89,7 +89,7 @@ class ShardedStream:
                 those of 16 steps. The order of the shards is then shuffled too. 0: nothing is.
             seed: of the order, and of ``elastic.sample_rng``. Once there is a saved state, its
                 seed counts.
-            streams: shards that are read at a time, over all ranks. None: samples of a batch.
+            streams: shards that are read at a time, over all ranks. None: as a batch has samples.
             rank, world: of this process, if it is not that of ``torch.distributed``, as where
                 several ranks train on the same samples.
             batch: another name of ``batch_size``.
@@ -102,9 +102,10 @@ class ShardedStream:
         size = _whole("batch_size", one_of("batch_size", batch_size, "batch", batch), 1)
         check_options(options)
         self._list = ShardList.of(shards, read, decode)
-        streams = size if streams is None else _whole("streams", streams, 1)
-        shuffle = _whole("shuffle_buffer", shuffle_buffer, 0)
         number = len(self._list.shards)
+        usual = _usual_streams(size, number)
+        streams = usual if streams is None else _whole("streams", streams, 1)
+        shuffle = _whole("shuffle_buffer", shuffle_buffer, 0)
         self._rules = EpochRules(number, size, streams, shuffle, _whole("seed", seed, 0))
         work = ShardWork(self._list.shards, self._list.read, self._list.decode, collate_fn)
         self._windows = StreamWindows(TaskLoader(work, options))
@@ -261,6 +262,15 @@ class ShardedStream:
             self._windows.forget_before(committed.lot)
         if committed.counts is not before.counts:
             self._counts_text = json.dumps(committed.counts)
+
+
+def _usual_streams(batch: int, shards: int) -> int:
+    """As many as a batch has samples, or the next number below that makes even parts of a batch.
+
+    Otherwise ranks share streams, and each of these must be read by several.
+    """
+    most = min(batch, shards)
+    return next((n for n in range(most, most // 2, -1) if batch % n == 0), most)
 
 
 def _fixed_place(rank: int | None, world: int | None) -> tuple[int, int] | None:

@@ -178,7 +178,7 @@ def test_ranks_with_different_shards_are_refused() -> None:
     everything: Own = {n: held(found) for n, found in enumerate(FOUND)}
     text = refused(settled(everything, {1: held(WindowFound(17, 2, 3))}), UsageError)
     shard = LOT.places[1].shards[0]
-    assert f"in the same shard (number {shard}): 22 and 17; all nodes" in text
+    assert f"in the same shard (number {shard}): 22 and 17, up to" in text
 
 
 def test_ranks_that_go_on_at_different_places_are_refused() -> None:

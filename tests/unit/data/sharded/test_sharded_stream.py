@@ -287,3 +287,13 @@ def test_it_says_that_it_has_no_length(tmp_path: Path) -> None:
         len(stream)
     assert stream
     assert "1 shards, batch_size=2; epoch 0, cursor 0, rank 0 of 1" in repr(stream)
+
+
+@pytest.mark.parametrize(
+    ("batch", "number", "streams"), [(64, 1000, 64), (256, 100, 64), (96, 50, 48), (97, 50, 50)]
+)
+def test_streams_make_even_parts_of_a_batch_where_that_can_be(
+    batch: int, number: int, streams: int
+) -> None:
+    stream = elastic.ShardedStream(range(number), read=chr, batch_size=batch)
+    assert len(stream._committed.lot.places) == streams

@@ -10,12 +10,16 @@ import random
 import tarfile
 from typing import TYPE_CHECKING, Any
 
+import fsspec
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from elastic_runtime.data.sharded import window_reader
 from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
+from elastic_runtime.data.sharded.shard_readers import format_of
 from elastic_runtime.data.sharded.window_reader import WindowReader
 from elastic_runtime.errors import BrokenShard, UsageError
 
@@ -366,14 +370,15 @@ def test_after_an_error_that_passes_nothing_is_lost_or_doubled(
     assert read.tries == 2 + failures
 
 
-def test_an_error_that_lasts_is_raised_as_it_is_after_several_tries() -> None:
+def test_an_error_that_lasts_is_raised_with_its_shard_after_several_tries() -> None:
     error = ConnectionResetError("gone")
     read = Shaky(1 << 30, 3, error)
     reader = WindowReader(["abcde"], read)
     mark = reader.window(Place((0,)), 2).found.mark
-    with pytest.raises(ConnectionResetError) as caught:
+    words = "the shard abcde is not to be had, after 5 tries: ConnectionResetError: gone"
+    with pytest.raises(OSError, match=words) as caught:
         reader.window(Place((0,), mark), 2)
-    assert caught.value is error
+    assert caught.value.__cause__ is error
     assert 4 <= read.tries < 20
     read.failures = 1  # the storage is there again
     assert all_of(reader, Place((0,), mark), 2) == ["c", "d", "e"]
@@ -393,3 +398,56 @@ def test_a_state_that_cannot_be_saved_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be saved as their position") as caught:
         WindowReader([0], lambda _: Odd()).window(Place((0,)), 1)
     assert not isinstance(caught.value, BrokenShard)
+
+
+def test_bz2_that_is_none_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.bz2"
+    path.write_bytes(b"garbage garbage")
+    with pytest.raises(BrokenShard, match=r"a.jsonl.bz2 cannot be read: OSError: Invalid data"):
+        WindowReader([path], "jsonl").window(Place((0,)), 1)
+
+
+@pytest.mark.parametrize("compression", ["snappy", "gzip"])
+@pytest.mark.parametrize("at", [4, 2000])
+def test_parquet_that_is_damaged_is_broken(tmp_path: Path, compression: str, at: int) -> None:
+    path = tmp_path / "a.parquet"
+    rows = pyarrow.table({"text": [random.randbytes(20).hex() for _ in range(500)]})
+    parquet.write_table(rows, path, compression=compression, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[at : at + 60] = b"\xff" * 60
+    path.write_bytes(content)
+    with pytest.raises(BrokenShard, match=r"a.parquet cannot be read: "):
+        all_of(WindowReader([path], "parquet"), Place((0,)), 7)
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_an_empty_file_is_nothing_that_was_compressed(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl.{suffix}"
+    path.touch()
+    with pytest.raises(BrokenShard, match="EOFError: the file is empty"):
+        WindowReader([path], "jsonl").window(Place((0,)), 1)
+
+
+def test_what_is_compressed_is_unpacked_also_with_a_signature_behind_its_name() -> None:
+    url = "memory://elastic-test/a.jsonl.gz?sig=x/y.z"
+    with fsspec.open(url, "wb", compression=None) as file:
+        file.write(gzip.compress(b"1\n2\n"))
+    assert format_of(url) == "jsonl"
+    assert all_of(WindowReader([url], "jsonl"), Place((0,)), 5) == [b"1\n", b"2\n"]
+
+
+def test_an_error_of_several_lines_is_told_in_one() -> None:
+    def read(_: object) -> Iterator[int]:
+        raise ValueError("a\n  b")
+        yield 1
+
+    with pytest.raises(BrokenShard, match="ValueError: a b") as caught:
+        WindowReader(["x"], read).window(Place((0,)), 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_window_of_nothing_leaves_all_as_it_is() -> None:
+    place = Place((0, 1), None, 5)
+    window = WindowReader(["abc", "def"], iter).window(place, 0)
+    assert window.found == WindowFound(0, 2, None)
+    assert not window.samples
