@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.sampler import NO_POSITIONS, ElasticBatchSampler, one_of
+from elastic_runtime.data.sharded.sharded_stream import ShardedStream
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.data.stream import StreamLoader
 from elastic_runtime.errors import UsageError
@@ -82,6 +83,8 @@ def loader(
     Raises:
         UsageError: an option is the sampler's business, or the data set is of the other kind.
     """
+    if isinstance(dataset, ShardedStream):
+        raise UsageError("a ShardedStream is itself the loader: iterate over it")
     _check_options(options)
     if at_least_once:
         _check_stream(dataset, sampler, batch_size or batch or 0)

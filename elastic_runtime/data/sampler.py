@@ -364,6 +364,8 @@ class Shares:
     the iterator as it was when a batch was asked for, however far it has read ahead since.
     """
 
+    called = "the loader's sampler", "sampler"
+
     def __init__(self, sampler: ElasticBatchSampler, outlook: Outlook) -> None:
         """Starts there. Nothing is loaded by this process before ``begin``.
 

@@ -89,8 +89,8 @@ class Peers:
         elif int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise UsageError(
                 f"torch.distributed is not initialized (WORLD_SIZE={os.environ['WORLD_SIZE']}): "
-                "call init_process_group() before a checkpointer is used; with elastic.run, "
-                "leave that use out"
+                "call init_process_group() before a checkpointer or a stream is used; with "
+                "elastic.run, leave that use out"
             )
         if self.world > 1:
             self.group = group or dist.new_group(backend="gloo")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled
+    from elastic_runtime.data.sharded.shard_list import ShardList
     from elastic_runtime.data.sharded.stream_tasks import HeldWindow
     from elastic_runtime.worker.peers import Peers
 
@@ -22,7 +23,11 @@ class ShardsUnreachable(ElasticError):
 
 
 def settled_by_all(
-    lot: Lot, step: int, own: Mapping[int, HeldWindow | ReadFailure], peers: Peers
+    lot: Lot,
+    step: int,
+    own: Mapping[int, HeldWindow | ReadFailure],
+    peers: Peers,
+    shards: ShardList,
 ) -> Settled:
     """Settles a lot with what all ranks have found.
 
@@ -31,13 +36,21 @@ def settled_by_all(
         step: the next one of it.
         own: what this rank has to tell, by stream.
         peers: all ranks.
+        shards: what this rank reads.
 
     Raises:
         BrokenShard: a rank could not read a shard, and never will.
         ShardsUnreachable: a rank could not read a shard at present.
         UsageError: ranks are at different places, or have different shards.
     """
-    told = peers.gather(_message(lot, step, own))
+    told = peers.gather(_message(lot, step, own) | {"shards": shards.identity})
+    if len({message["shards"] for message in told}) > 1:
+        lists = ", ".join(f"rank {rank}: {m['shards']}" for rank, m in enumerate(told[:8]))
+        raise UsageError(
+            f"the ranks have other shards, or the same in another order ({lists}; their number and "
+            "a digest of their names): give each rank the whole list, which the stream divides "
+            "itself"
+        )
     failures = [
         (rank, *message["failure"]) for rank, message in enumerate(told) if message["failure"]
     ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from elastic_runtime.data.sharded.shard_readers import check_format, format_of
 from elastic_runtime.data.sharded.window_reader import name_of
@@ -56,6 +59,11 @@ class ShardList:
                 raise UsageError(
                     "an IterableDataset knows how its shards are read; leave out read="
                 )
+            if getattr(shards, "_distributed", None):
+                raise UsageError(
+                    "this IterableDataset is split over ranks (split_dataset_by_node); give the "
+                    "whole one, which the stream divides itself"
+                )
             number = int(shards.num_shards)
             return cls(range(number), _ShardsOf(shards, number), decode, "")
         listed = _listed(shards)
@@ -71,6 +79,14 @@ class ShardList:
         if decode is None and read == "jsonl":
             decode = json.loads
         return cls(listed, read, decode, json.dumps([name_of(shard) for shard in listed]))
+
+    def name(self, shard: int) -> str:
+        """What a shard is called in messages.
+
+        Args:
+            shard: its number.
+        """
+        return name_of(self.shards[shard]) or f"number {shard}"
 
     @property
     def identity(self) -> str:
@@ -95,7 +111,16 @@ def _is_of_hugging_face(shards: object) -> bool:
 
 
 def _listed(shards: Any) -> list[Any]:
+    if isinstance(shards, os.PathLike):
+        return [shards]
     if isinstance(shards, str):
+        if "://" in shards and "*" in shards:
+            return _of_pattern(shards)
+        if "{" in shards and ".." in shards and not os.path.exists(shards):
+            raise UsageError(
+                f"{shards!r} is taken for the name of one shard, as braces are not expanded; give "
+                "a list: [f'data-{n:03}.tar' for n in range(100)]"
+            )
         if "://" in shards or not glob.has_magic(shards) or os.path.exists(shards):
             return [shards]
         if not (found := sorted(glob.glob(shards, recursive=True))):
@@ -111,6 +136,22 @@ def _listed(shards: Any) -> list[Any]:
     return listed
 
 
+def _of_pattern(url: str) -> list[str]:
+    import fsspec  # torch needs it as well, but it takes a while
+
+    try:
+        files, pattern = fsspec.core.url_to_fs(url)
+        found = sorted(files.glob(pattern))
+    except Exception as error:  # of whatever library knows such URLs
+        raise UsageError(
+            f"the pattern {url!r} cannot be looked up: {type(error).__name__}: {error}; see to it, "
+            "or give the list of shards"
+        ) from error
+    if not found:
+        raise UsageError(f"no file fits the pattern {url!r}; are the shards there?")
+    return [str(files.unstrip_protocol(path)) for path in found]
+
+
 def check_options(options: dict[str, Any]) -> None:
     """Refuses options of ``DataLoader`` that have no meaning for a stream.
 
@@ -121,7 +162,16 @@ def check_options(options: dict[str, Any]) -> None:
         UsageError: one of them is among these.
     """
     if taken := sorted(set(options) & set(_OURS)):
-        raise UsageError(f"ShardedStream decides on {', '.join(taken)} itself; remove the option")
+        instead = "; shuffle_buffer= shuffles" if "shuffle" in taken else ""
+        raise UsageError(
+            f"ShardedStream decides on {', '.join(taken)} itself; remove the option{instead}"
+        )
+    known = {*inspect.signature(DataLoader).parameters} - {"dataset", "batch_size"}
+    if unknown := sorted(set(options) - known):
+        raise UsageError(
+            f"ShardedStream has no option {', '.join(unknown)}; its own are batch_size, read, "
+            "decode, collate_fn, shuffle_buffer, seed and streams, others are those of DataLoader"
+        )
     if not options.get("in_order", True):
         raise UsageError(
             "in_order=False would give batches in another order than they are committed in; "

@@ -20,6 +20,7 @@ from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, St
 from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.state import missing_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -135,7 +136,8 @@ class ShardedStream:
         """
         raise TypeError(
             "a ShardedStream has no length: how many samples a shard has is only known once it is "
-            "read; train until stream.epoch changes, or tell your trainer a number of steps"
+            "read; train until stream.epoch changes, or tell your trainer a number of steps. It is "
+            "itself the loader: iterate over it, without a DataLoader or a sampler"
         )
 
     def enter(self, world: World) -> None:
@@ -170,14 +172,15 @@ class ShardedStream:
             several = self._gloo is not None and dist.get_world_size() > 1
             self._peers = Peers(self._gloo.another() if self._gloo and several else None)
         steps = StreamSteps(
-            self._committed, self._windows, self._peers, self.place, self._follow, self._tickets
+            self._committed,
+            self._windows,
+            self._peers,
+            self.place,
+            self._follow,
+            self._tickets,
+            self._list,
         )
-        return self._deliver(steps)
-
-    def _deliver(self, steps: StreamSteps) -> Iterator[Any]:
-        for batch, step in steps:
-            self._under_way.append(step)
-            yield batch
+        return _Batches(self, iter(steps), self._under_way)
 
     @property
     def epoch(self) -> int:
@@ -226,6 +229,11 @@ class ShardedStream:
         Raises:
             UsageError: the shards are others, in the middle of an epoch.
         """
+        if missing := sorted(self.state_dict().keys() - state.keys()):
+            raise UsageError(
+                f"the saved state of this ShardedStream is that of something else: it has no "
+                f"{', '.join(missing)}; give the stream another name among the entries"
+            )
         self._under_way.clear()
         self._rules = replace(self._rules, seed=state["seed"])
         if not state["cursor"]:
@@ -236,7 +244,8 @@ class ShardedStream:
             raise UsageError(
                 f"the saved position is in the middle of epoch {state['epoch']} of other shards "
                 f"({state['shards']}; there are {self._list.identity} here, their number and a "
-                "digest of their names); go on with the same, and change them between two epochs"
+                "digest of their names in order); go on with the same, and change them between two "
+                "epochs"
             )
         counts = json.loads(state["counts"])
         self._go_to(
@@ -262,6 +271,34 @@ class ShardedStream:
             self._windows.forget_before(committed.lot)
         if committed.counts is not before.counts:
             self._counts_text = json.dumps(committed.counts)
+
+
+class _Batches:
+    """One iteration; see ``missing_parts.Batches``."""
+
+    called = "the ShardedStream", "stream"
+
+    def __init__(
+        self,
+        stream: ShardedStream,
+        steps: Iterator[tuple[Any, GivenStep]],
+        under_way: deque[GivenStep],
+    ) -> None:
+        self.sampler = stream
+        self.began = stream.epoch, stream.cursor
+        self.given = 0
+        self._steps, self._under_way = steps, under_way
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.given:
+            missing_parts.begun(self)
+        batch, step = next(self._steps)
+        self._under_way.append(step)
+        self.given += 1
+        return batch
 
 
 def _usual_streams(batch: int, shards: int) -> int:

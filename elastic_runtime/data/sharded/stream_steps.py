@@ -19,9 +19,10 @@ from elastic_runtime.data.sharded.stream_tasks import (
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled, StepShare
+    from elastic_runtime.data.sharded.shard_list import ShardList
     from elastic_runtime.data.sharded.stream_tasks import TaskLoader
     from elastic_runtime.worker.peers import Peers
 
@@ -92,11 +93,6 @@ class StreamWindows:
         for key in [k for k in self._held if (k.epoch, k.lot) < age]:
             del self._held[key]
 
-    @property
-    def keep_from(self) -> tuple[int, int]:
-        """The lot whose windows are kept, and those of later ones."""
-        return self._loader.queue.keep_from
-
     def ask(self, keys: list[WindowKey], steps: int) -> None:
         """Has windows read while so many steps are made; 0: at once."""
         new = [key for key in keys if key not in self._held and key not in self._asked]
@@ -116,17 +112,16 @@ class StreamWindows:
             queue.only_reads = False
         return [self._held[key] for key in keys]
 
-    def window(self, key: WindowKey) -> HeldWindow:
-        """One that was got."""
-        window = self._held[key]
-        if isinstance(window, ReadFailure):
-            raise failure(window)
-        return window
-
-    def prepare(self, ticket: int, task: Callable[[], StepTask]) -> None:
-        """Has a batch made in its turn."""
+    def prepare(self, ticket: int, lot: Lot, share: StepShare) -> None:
+        """Has a batch made in its turn, of windows that were got."""
         self._wanted.add(ticket)
-        self._loader.queue.step(task)
+        keys = window_keys(lot)
+        windows = {stream: self._held[keys[stream]] for stream in dict(share.slots)}
+        for window in windows.values():
+            if isinstance(window, ReadFailure):
+                raise failure(window)
+        moment = Moment(lot.rules.seed, lot.epoch)
+        self._loader.queue.step(partial(_step_task, windows, share, ticket, moment))
 
     def batch(self, ticket: int) -> Any:
         """Waits for a batch.
@@ -166,6 +161,7 @@ class StreamSteps:
         place: tuple[int, int],
         follow: Callable[[Settled], Lot],
         tickets: Iterator[int],
+        shards: ShardList,
     ) -> None:
         """Reads nothing yet.
 
@@ -176,6 +172,7 @@ class StreamSteps:
             place: which share of each step is read, and of how many.
             follow: the lot that comes after a settled one, under the present rules.
             tickets: numbers that no batch has had.
+            shards: what is read.
         """
         self._begin = committed
         self._windows = windows
@@ -183,6 +180,7 @@ class StreamSteps:
         self._place = place
         self._follow = follow
         self._tickets = tickets
+        self._shards = shards
         self._prepared: deque[tuple[int, StepShare]] = deque()
 
     def __iter__(self) -> Iterator[tuple[Any, GivenStep]]:
@@ -227,9 +225,9 @@ class StreamSteps:
         self._windows.ask(self._likely(lot), 0)
         told = [n for n in range(len(keys)) if told_by(n, len(keys), ranks) == rank]
         own = dict(zip(told, self._windows.get([keys[n] for n in told]), strict=True))
-        settled = settled_by_all(lot, first, own, self._peers)
+        settled = settled_by_all(lot, first, own, self._peers, self._shards)
         if counts is not None and counts != settled.counts:
-            _refuse_other_shards(lot, counts, settled.counts)
+            self._refuse_other_shards(lot, counts, settled.counts)
         if not settled.last:
             # In half of the time that there is, since they must not be waited for.
             steps = max(1, (settled.steps - first) // 2)
@@ -240,20 +238,34 @@ class StreamSteps:
         self._windows.get([keys[stream] for stream in needed])
         for share in shares:
             ticket = next(self._tickets)
-            self._windows.prepare(ticket, partial(self._task, lot, keys, share, ticket))
+            self._windows.prepare(ticket, lot, share)
             self._prepared.append((ticket, share))
         return settled
+
+    def _refuse_other_shards(self, lot: Lot, before: tuple[int, ...], now: tuple[int, ...]) -> None:
+        pairs = zip(lot.places, before, now, strict=True)
+        place, once, again = next(each for each in pairs if each[1] != each[2])
+        names = ", ".join(self._shards.name(shard) for shard in place.shards[:3])
+        raise UsageError(
+            f"a part of the shards {names} had {once} samples, and has {again} now: shards must "
+            "not change while an epoch is under way"
+        )
 
     def _likely(self, lot: Lot) -> list[WindowKey]:
         keys = window_keys(lot)
         return [keys[stream] for stream in likely_streams(len(keys), *self._place)]
 
-    def _task(self, lot: Lot, keys: list[WindowKey], share: StepShare, ticket: int) -> StepTask:
-        windows = {n: self._windows.window(keys[n]) for n in dict(share.slots)}
-        samples = [windows[stream].sample(number) for stream, number in share.slots]
-        shards = [windows[stream].shard_of(number) for stream, number in share.slots]
-        moment = Moment(lot.rules.seed, lot.epoch)
-        return StepTask(ticket, moment, samples, shards, self._windows.keep_from)
+
+def _step_task(
+    windows: Mapping[int, Any],
+    share: StepShare,
+    ticket: int,
+    moment: Moment,
+    keep_from: tuple[int, int],
+) -> StepTask:
+    samples = [windows[stream].sample(number) for stream, number in share.slots]
+    shards = [windows[stream].shard_of(number) for stream, number in share.slots]
+    return StepTask(ticket, moment, samples, shards, keep_from)
 
 
 def window_keys(lot: Lot) -> list[WindowKey]:
@@ -264,13 +276,3 @@ def window_keys(lot: Lot) -> list[WindowKey]:
     """
     pairs = enumerate(zip(lot.places, lot.sizes, strict=True))
     return [WindowKey(lot.epoch, lot.number, n, place, size) for n, (place, size) in pairs]
-
-
-def _refuse_other_shards(lot: Lot, before: tuple[int, ...], now: tuple[int, ...]) -> None:
-    pairs = zip(lot.places, before, now, strict=True)
-    place, once, again = next(each for each in pairs if each[1] != each[2])
-    shards = ", ".join(map(str, place.shards[:3]))
-    raise UsageError(
-        f"a window of the shards {shards} (by number) had {once} samples, and has {again} now: "
-        "shards must not change while an epoch is under way"
-    )

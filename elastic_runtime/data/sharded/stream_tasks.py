@@ -8,7 +8,7 @@ each time, which has its shard open.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 _PREFETCH = 4
 
 
-class WindowKey(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WindowKey:
     """Which window: it is the same wherever it is read."""
 
     epoch: int
     lot: int
     stream: int
-    place: Place
+    place: Place = field(hash=False)  # a mark may be a dict
     size: int
 
 
@@ -196,7 +197,8 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
                 decoded.append(self._decode(sample) if self._decode else sample)
             except ValueError as error:  # which those of JSON and of encodings are
                 name = self._names[shard] or f"number {shard}"
-                text = f"a sample of the shard {name} cannot be decoded: {error}: {sample!r:.100}"
+                what = f"{type(error).__name__}: {error}"
+                text = f"a sample of the shard {name} cannot be decoded: {what}: {sample!r:.100}"
                 return ReadFailure(text, final=True)
         return self._collate(decoded)
 
@@ -231,7 +233,7 @@ class TaskQueue:
         """
         self._processes = max(1, processes)
         self._reads: list[deque[ReadTask]] = [deque() for _ in range(self._processes)]
-        self._steps: deque[Callable[[], StepTask]] = deque()
+        self._steps: deque[Callable[[tuple[int, int]], StepTask]] = deque()
         # Of each process: reads for each step that it makes, and reads that are due.
         self._pace = [0.0] * self._processes
         self._due = [0.0] * self._processes
@@ -267,11 +269,12 @@ class TaskQueue:
             reads.extend(ReadTask(own[n : n + at_once], self.keep_from) for n in starts)
             self._pace[number] = len(reads) * self._processes / max(1, steps)
 
-    def step(self, task: Callable[[], StepTask]) -> None:
+    def step(self, task: Callable[[tuple[int, int]], StepTask]) -> None:
         """Adds the samples of a step.
 
         Args:
-            task: gives them, when it is their turn.
+            task: gives them, when it is their turn, to what is kept then. It must not refer to what
+                has this queue: processes of a loader in a circle of references end late.
         """
         self._steps.append(task)
 
@@ -286,7 +289,7 @@ class TaskQueue:
             return reads.popleft()
         if self._steps and not self.only_reads:
             self._due[turn] = self._due[turn] + self._pace[turn] if reads else 0.0
-            return self._steps.popleft()()
+            return self._steps.popleft()(self.keep_from)
         return None
 
 

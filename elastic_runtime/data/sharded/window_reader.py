@@ -185,8 +185,9 @@ class WindowReader:
         if not isinstance(self._read, str):
             frames = traceback.extract_tb(error.__traceback__)
             what += f" (in {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        remedy = "see to the path" if isinstance(error, FileNotFoundError) else "mend it"
         return BrokenShard(
-            f"the shard {self._name(shard)} cannot be read: {what}; mend it and start the job "
+            f"the shard {self._name(shard)} cannot be read: {what}; {remedy} and start the job "
             "again, which then goes on from its last checkpoint"
         )
 

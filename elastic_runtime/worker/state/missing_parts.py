@@ -53,11 +53,13 @@ class Batches(Protocol):
         sampler: gives them, and is moved on by commits if it is in the State.
         began: its epoch and cursor at the beginning of the iteration.
         given: batches so far.
+        called: what scripts call such a sampler, and name it in the State.
     """
 
     sampler: Any
     began: tuple[int, int]
     given: int
+    called: tuple[str, str]
 
 
 _latest: weakref.ref[Any] | None = None
@@ -177,8 +179,8 @@ def _about_sampler(state: State, batches: Batches) -> Finding | None:
     if moved or placed or reaches(objects, sampler):
         return None
     return Finding(
-        "the loader's sampler is not in the State: no commit moves it on, and it would give the "
-        "same batches again and again; write State(…, sampler=sampler)",
+        f"{batches.called[0]} is not in the State: no commit moves it on, and it would give the "
+        f"same batches again and again; write State(…, {batches.called[1]}={batches.called[1]})",
         certain=not state.has_counters,
     )
 

@@ -14,6 +14,7 @@ from elastic_runtime.data.sharded.lot_exchange import (
     settled_by_all,
 )
 from elastic_runtime.data.sharded.lot_plan import EpochRules, Lot, WindowFound, begin_epoch, settle
+from elastic_runtime.data.sharded.shard_list import ShardList
 from elastic_runtime.data.sharded.stream_tasks import HeldWindow, ReadFailure
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sharded.lot_plan import Settled
     from elastic_runtime.worker.peers import Peers
 
+SHARDS = ShardList(["a", "b"], "jsonl", None, "[]")
 LOT = begin_epoch(EpochRules(shards=9, batch=4, streams=3, shuffle=0, seed=0), 2)
 # One stream is over, one is in its first shard, and one in its second.
 FOUND = [WindowFound(5, 0, None), WindowFound(22, 2, {"row": [1, None]}), WindowFound(21, 1, 9)]
@@ -62,7 +64,7 @@ def held(found: WindowFound) -> HeldWindow:
 def message(own: Mapping[int, HeldWindow | ReadFailure], lot: Lot = LOT, step: int = 0) -> Any:
     """What a rank tells the others."""
     with pytest.raises(Said) as said:
-        settled_by_all(lot, step, own, cast("Peers", Silent()))
+        settled_by_all(lot, step, own, cast("Peers", Silent()), SHARDS)
     return said.value.args[0]
 
 
@@ -77,7 +79,7 @@ def settled(
     results: list[Settled | ElasticError] = []
     for rank, (own, place) in enumerate(zip(everyones, places, strict=True)):
         try:
-            results.append(settled_by_all(*place, own, cast("Peers", Gathered(rank, told))))
+            results.append(settled_by_all(*place, own, cast("Peers", Gathered(rank, told)), SHARDS))
         except ElasticError as error:
             results.append(error)
     return results
@@ -197,3 +199,10 @@ def test_only_what_will_never_be_readable_is_a_broken_shard() -> None:
     assert type(passing) is ShardsUnreachable
     assert not isinstance(passing, UsageError)
     assert str(passing) == "x"
+
+
+def test_ranks_with_other_lists_are_refused_whatever_is_in_them() -> None:
+    other = ShardList(["a", "b"], "jsonl", None, "[1]")
+    peers = Gathered(0, [message({}), message({}) | {"shards": other.identity}])
+    with pytest.raises(UsageError, match=r"ranks have other shards, .* the whole list"):
+        settled_by_all(LOT, 0, {}, cast("Peers", peers), SHARDS)

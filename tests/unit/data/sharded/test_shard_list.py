@@ -33,8 +33,43 @@ def test_a_pattern_gives_its_files_in_order(tmp_path: Path) -> None:
 
 
 def test_one_path_or_url_is_taken_as_it_is() -> None:
-    for one in ("not/there.tar", "s3://bucket/*.tar", "https://h/[a].tar?b"):
+    for one in ("not/there.tar", "s3://bucket/a.tar", "https://h/[a].tar?b"):
         assert listed(one) == [one]
+
+
+def test_a_pattern_of_urls_is_looked_up(tmp_path: Path) -> None:
+    for name in ("b.tar", "a.tar", "c.txt"):
+        (tmp_path / name).touch()
+    assert listed(f"file://{tmp_path}/*.tar") == [f"file://{tmp_path}/{n}.tar" for n in "ab"]
+    with pytest.raises(UsageError, match="no file fits the pattern 'file://"):
+        listed(f"file://{tmp_path}/*.parquet")
+    with pytest.raises(UsageError, match="cannot be looked up: ValueError: Protocol not known"):
+        listed("nosuch://a/*.tar")
+
+
+def test_one_path_may_be_no_text() -> None:
+    assert listed(Path("a.tar")) == [Path("a.tar")]
+
+
+def test_braces_are_not_expanded_and_said_to_be_not() -> None:
+    with pytest.raises(UsageError, match="braces are not expanded"):
+        listed("data-{000..009}.tar")
+
+
+def test_a_data_set_that_is_split_over_ranks_is_refused() -> None:
+    from datasets.distributed import split_dataset_by_node
+
+    data = hugging_face(4)
+    with pytest.raises(UsageError, match="is split over ranks"):
+        ShardList.of(split_dataset_by_node(data, 0, 2), None, None)
+
+
+def test_an_unknown_option_is_named_with_what_may_have_been_meant() -> None:
+    with pytest.raises(UsageError, match=r"no option buffer_size; its own are .* shuffle_buffer"):
+        check_options({"buffer_size": 4})
+    with pytest.raises(UsageError, match="shuffle itself; remove the option; shuffle_buffer="):
+        check_options({"shuffle": True})
+    check_options({"num_workers": 1, "pin_memory": True, "timeout": 3})
 
 
 def test_a_list_keeps_its_order() -> None:
@@ -48,7 +83,7 @@ def test_a_pattern_that_fits_nothing_is_refused(tmp_path: Path) -> None:
         listed(f"{tmp_path}/*.tar")
 
 
-@pytest.mark.parametrize("shards", [3, None, b"a.tar", {"a.tar": 1}, Path("a.tar")])
+@pytest.mark.parametrize("shards", [3, None, b"a.tar", {"a.tar": 1}, {"a.tar", "b.tar"}])
 def test_what_is_no_list_of_shards_is_refused(shards: Any) -> None:
     for read in (None, "tar", list):
         with pytest.raises(UsageError, match="shards is a list of paths or URLs"):

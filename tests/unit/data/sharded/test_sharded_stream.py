@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import collections
+import gc
+import itertools
 import json
 import os
 import random
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import psutil
 import pytest
 
@@ -297,3 +301,95 @@ def test_streams_make_even_parts_of_a_batch_where_that_can_be(
 ) -> None:
     stream = elastic.ShardedStream(range(number), read=chr, batch_size=batch)
     assert len(stream._committed.lot.places) == streams
+
+
+class Stated:
+    """Numbers whose position is a dict, as that of most libraries."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard, self._at = shard, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self._at < 40:
+            self._at += 1
+            yield 100 * self._shard + self._at
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": {"row": self._at}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._at = state["at"]["row"]
+
+
+def rows() -> Any:
+    """A data set of Hugging Face of several lots."""
+    table = datasets.Dataset.from_dict({"n": list(range(600))})
+    return table.to_iterable_dataset(num_shards=7).map(_twice)
+
+
+def _twice(row: dict[str, int]) -> dict[str, int]:
+    return {"n": row["n"] * 2}
+
+
+def number_of(row: dict[str, int]) -> int:
+    return row["n"]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize(
+    ("made", "settings", "expected"),
+    [
+        (range(9), {"read": Stated}, [100 * n + k for n in range(9) for k in range(1, 41)]),
+        (None, {"decode": number_of}, [2 * n for n in range(600)]),
+    ],
+)
+def test_what_has_a_state_goes_on_in_each_of_many_lots(
+    made: Any, settings: dict[str, Any], expected: list[int], processes: int
+) -> None:
+    shards = rows() if made is None else made
+    settings = {"batch_size": 5, "shuffle_buffer": 10, "num_workers": processes, **settings}
+    seen: list[int] = []
+    position: dict[str, Any] | None = None
+    for steps in (3, 17, 20, 1, 200):
+        stream = elastic.ShardedStream(shards, **settings)
+        if position is not None:
+            stream.load_state_dict(json.loads(json.dumps(position)))
+        for _, batch in zip(range(steps), stream, strict=False):
+            seen += batch.tolist()
+            stream.commit()
+        position = stream.state_dict()
+    assert sorted(seen) == expected
+    assert position is not None
+    assert position["epoch"] == 1
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    stream = elastic.ShardedStream(range(3), read=Stated, batch_size=2)
+    with pytest.raises(UsageError, match="is that of something else: it has no "):
+        stream.load_state_dict(elastic.ElasticBatchSampler(10, 2).state_dict())
+
+
+def test_a_loader_around_it_is_refused() -> None:
+    stream = elastic.ShardedStream(range(3), read=Stated, batch_size=2)
+    for options in ({"batch_size": 8}, {"batch_size": 8, "at_least_once": True}):
+        with pytest.raises(UsageError, match="itself the loader"):
+            elastic.loader(stream, **options)
+
+
+def test_a_stream_that_is_dropped_ends_its_processes_at_once(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(
+        write_shards(tmp_path, [90] * 6), batch_size=4, shuffle_buffer=50, num_workers=2
+    )
+    for _ in itertools.islice(stream, 3):
+        stream.commit()
+    gc.disable()
+    try:
+        there = psutil.Process().children()
+        assert len(there) == 2
+        began = weakref.ref(stream)
+        del stream, _
+        # No circle of references: their ends would come in any order, and be waited for.
+        assert began() is None
+        assert not psutil.Process().children()
+    finally:
+        gc.enable()

@@ -46,7 +46,7 @@ def step(ticket: int) -> StepTask:
 def add_steps(queue: TaskQueue, tickets: Iterable[int]) -> None:
     """Adds steps by their tickets."""
     for ticket in tickets:
-        queue.step(lambda ticket=ticket: step(ticket))  # type: ignore[misc]
+        queue.step(lambda _, ticket=ticket: step(ticket))  # type: ignore[misc]
 
 
 def taken(queue: TaskQueue, count: int) -> list[ReadTask | StepTask | None]:
@@ -107,7 +107,7 @@ def test_a_step_is_made_when_it_is_its_turn() -> None:
 
     queue = TaskQueue(1)
     for ticket in range(3):
-        queue.step(lambda ticket=ticket: task(ticket))  # type: ignore[misc]
+        queue.step(lambda _, ticket=ticket: task(ticket))  # type: ignore[misc]
     assert made == []
     assert short(taken(queue, 2)) == made == [0, 1]
 
@@ -337,7 +337,7 @@ def test_a_loader_gives_the_results_of_its_tasks_and_is_never_at_its_end() -> No
     loader.queue.read(windows(1), 0)
     ((key, window),) = loader.result().windows
     assert (key, window.samples) == (windows(1)[0], [1, 2])
-    loader.queue.step(lambda: StepTask(4, NOW, window.samples, [0, 0], (0, 0)))
+    loader.queue.step(lambda _: StepTask(4, NOW, window.samples, [0, 0], (0, 0)))
     ticket, batch = loader.result()
     assert (ticket, batch.tolist()) == (4, [1, 2])
     loader.queue.read(windows(1), 0)

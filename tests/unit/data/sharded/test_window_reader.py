@@ -202,7 +202,8 @@ def broken(
     text = str(caught.value)
     assert text.startswith(f"the shard {name or shard} cannot be read: ")
     assert text.endswith(
-        "mend it and start the job again, which then goes on from its last checkpoint"
+        ("mend it", "see to the path")[": FileNotFoundError" in text]
+        + " and start the job again, which then goes on from its last checkpoint"
     )
     assert "\n" not in text
     assert descriptors() == before
