@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic_runtime.data.sharded.lot_plan import WindowFound, settle
 from elastic_runtime.data.sharded.stream_tasks import ReadFailure
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled
     from elastic_runtime.data.sharded.shard_list import ShardList
     from elastic_runtime.data.sharded.stream_tasks import HeldWindow
-    from elastic_runtime.worker.peers import Peers
+
+
+class Gathers(Protocol):
+    """All ranks, as ``Peers`` are."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each of them has given."""
 
 
 class ShardsUnreachable(ElasticError):
@@ -26,7 +32,7 @@ def settled_by_all(
     lot: Lot,
     step: int,
     own: Mapping[int, HeldWindow | ReadFailure],
-    peers: Peers,
+    peers: Gathers,
     shards: ShardList,
 ) -> Settled:
     """Settles a lot with what all ranks have found.

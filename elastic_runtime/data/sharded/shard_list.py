@@ -64,6 +64,11 @@ class ShardList:
                     "this IterableDataset is split over ranks (split_dataset_by_node); give the "
                     "whole one, which the stream divides itself"
                 )
+            if _shuffles(getattr(shards, "_ex_iterable", None)):
+                raise UsageError(
+                    "this IterableDataset has a shuffle buffer, whose samples are lost wherever "
+                    "it goes on from a position; leave out .shuffle(), and give shuffle_buffer="
+                )
             number = int(shards.num_shards)
             return cls(range(number), _ShardsOf(shards, number), decode, "")
         listed = _listed(shards)
@@ -108,6 +113,13 @@ class _ShardsOf:
 
 def _is_of_hugging_face(shards: object) -> bool:
     return all(hasattr(shards, name) for name in ("num_shards", "shard", "state_dict"))
+
+
+def _shuffles(source: Any) -> bool:
+    if type(source).__name__ == "BufferShuffledExamplesIterable":
+        return True
+    below = [getattr(source, "ex_iterable", None), *getattr(source, "ex_iterables", ())]
+    return any(_shuffles(each) for each in below if each is not None)
 
 
 def _listed(shards: Any) -> list[Any]:

@@ -53,7 +53,7 @@ class ShardedStream:
     # Of the present world, where ``elastic.run`` tells.
     _entered: tuple[int, int] | None = None
     _gloo: GlooGroups | None = None
-    _peers: Peers | None = None
+    _peers: Peers | _Alone | None = None
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ShardedStream:
         """
         self._entered = world.rank, world.size
         self._peers = self._gloo = None
-        self._under_way.clear()
+        self._under_way = deque()
         self._windows.restart()
 
     def connect(self, gloo: GlooGroups) -> None:
@@ -166,11 +166,11 @@ class ShardedStream:
             BrokenShard: a shard is missing, or cannot be understood; on all ranks.
             UsageError: ranks have different shards or are at different places.
         """
-        self._under_way.clear()
+        self._under_way = deque()
         self._windows.forget_steps()
-        if self._peers is None:
-            several = self._gloo is not None and dist.get_world_size() > 1
-            self._peers = Peers(self._gloo.another() if self._gloo and several else None)
+        told = self._entered is not None
+        if self._peers is None or not (told or _are_there(self._peers)):
+            self._peers = self._met()
         steps = StreamSteps(
             self._committed,
             self._windows,
@@ -181,6 +181,14 @@ class ShardedStream:
             self._list,
         )
         return _Batches(self, iter(steps), self._under_way)
+
+    def _met(self) -> Peers | _Alone:
+        if self._fixed is not None and self._fixed[1] == 1:
+            return _Alone()
+        if self._peers is not None:  # of a world that is gone, of which nobody has told the stream
+            self._windows.restart()
+        several = self._gloo is not None and dist.get_world_size() > 1
+        return Peers(self._gloo.another() if self._gloo and several else None)
 
     @property
     def epoch(self) -> int:
@@ -234,7 +242,7 @@ class ShardedStream:
                 f"the saved state of this ShardedStream is that of something else: it has no "
                 f"{', '.join(missing)}; give the stream another name among the entries"
             )
-        self._under_way.clear()
+        self._under_way = deque()
         self._rules = replace(self._rules, seed=state["seed"])
         if not state["cursor"]:
             # Nothing of this epoch counts yet: it may be with other shards, and otherwise.
@@ -273,6 +281,25 @@ class ShardedStream:
             self._counts_text = json.dumps(committed.counts)
 
 
+class _Alone:
+    """No other rank reads the same stream."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def _are_there(peers: Peers | _Alone) -> bool:
+    """Whether these are still the ranks of the present world."""
+    if isinstance(peers, _Alone):
+        return True
+    if peers.group is None:
+        return present_place()[1] == 1
+    try:
+        return bool(dist.get_rank(peers.group) == peers.rank)
+    except (ValueError, RuntimeError):  # the group has ended
+        return False
+
+
 class _Batches:
     """One iteration; see ``missing_parts.Batches``."""
 
@@ -293,6 +320,11 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
+        if self.sampler._under_way is not self._under_way:
+            raise UsageError(
+                "this iteration over the stream was begun before another one, or before a position "
+                "was loaded; iterate over the stream anew"
+            )
         if not self.given:
             missing_parts.begun(self)
         batch, step = next(self._steps)

@@ -21,10 +21,10 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from elastic_runtime.data.sharded.lot_exchange import Gathers
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled, StepShare
     from elastic_runtime.data.sharded.shard_list import ShardList
     from elastic_runtime.data.sharded.stream_tasks import TaskLoader
-    from elastic_runtime.worker.peers import Peers
 
 
 class Committed(NamedTuple):
@@ -75,13 +75,14 @@ class StreamWindows:
         self._loader.drop()
         self.forget_steps()
         self._asked.clear()
-        self._held = {k: w for k, w in self._held.items() if not isinstance(w, ReadFailure)}
 
     def forget_steps(self) -> None:
         """No batch is wanted that was asked for."""
         self._loader.queue.forget_steps()
         self._batches.clear()
         self._wanted.clear()
+        # What could not be read may be there by now.
+        self._held = {k: w for k, w in self._held.items() if not isinstance(w, ReadFailure)}
 
     def forget_before(self, lot: Lot) -> None:
         """Frees the windows of earlier lots.
@@ -157,7 +158,7 @@ class StreamSteps:
         self,
         committed: Committed,
         windows: StreamWindows,
-        peers: Peers,
+        peers: Gathers,
         place: tuple[int, int],
         follow: Callable[[Settled], Lot],
         tickets: Iterator[int],

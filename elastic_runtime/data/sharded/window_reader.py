@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import time
 import traceback
 import weakref
 from collections import OrderedDict
@@ -25,6 +26,7 @@ _END: Any = object()
 _MOST_OPEN = 256
 _TRIES = 5
 _LONGEST_WAIT_S = 4.0
+_DOWN_S = 30.0
 # What no second try will mend, of the errors that an operating system or a storage may give.
 _FOR_GOOD = (
     FileNotFoundError,
@@ -88,6 +90,7 @@ class WindowReader:
             wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT_S),
             reraise=True,
         )
+        self._down_until = 0.0
         # By shard: the mark that each was left at.
         self._open: OrderedDict[int, tuple[Any, ShardReader]] = OrderedDict()
         weakref.finalize(self, _close, self._open)
@@ -128,17 +131,24 @@ class WindowReader:
         """Up to so many samples of a shard; how many are still to be skipped; the mark then."""
         try:
             try:
-                return self._try_part(shard, mark, skip, wanted)
+                part = self._try_part(shard, mark, skip, wanted)
+                self._down_until = 0.0
+                return part
             except OSError as error:
-                if not _may_pass(error):
+                if not _may_pass(error) or time.monotonic() < self._down_until:
                     raise
-            return self._tries(self._try_part, shard, mark, skip, wanted)
+            try:
+                return self._tries(self._try_part, shard, mark, skip, wanted)
+            except OSError:
+                # Many shards wait to be read: each of them in vain for as long would be minutes.
+                self._down_until = time.monotonic() + _DOWN_S
+                raise
         except (UsageError, OSError) as error:
             if isinstance(error, UsageError):
                 raise
             if _may_pass(error):
                 name = self._name(shard)
-                text = f"the shard {name} is not to be had, after {_TRIES} tries: {_what(error)}"
+                text = f"the shard {name} is not to be had at present: {_what(error)}"
                 raise OSError(text) from error
             raise self._broken(shard, error) from None
         except Exception as error:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import elastic_runtime as elastic
-from elastic_runtime.errors import BrokenShard, UsageError
+from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 from tests.unit.data.play import world_of
 from tests.unit.data.sharded.ranks import GlobalStep, live, write_shards
 
@@ -393,3 +393,41 @@ def test_a_stream_that_is_dropped_ends_its_processes_at_once(tmp_path: Path) -> 
         assert not set(psutil.Process().children()) - before
     finally:
         gc.enable()
+
+
+def test_a_shuffle_buffer_of_hugging_face_is_refused_wherever_it_is() -> None:
+    for data in (rows().shuffle(seed=1, buffer_size=20), rows().shuffle(seed=1).map(_twice)):
+        with pytest.raises(UsageError, match="has a shuffle buffer"):
+            elastic.ShardedStream(data, batch_size=4)
+
+
+def test_an_iteration_from_before_a_position_was_loaded_is_void(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [50]), batch_size=4)
+    batches = iter(stream)
+    position = stream.state_dict()
+    for _ in range(5):
+        next(batches)
+        stream.commit()
+    stream.load_state_dict(position)
+    with pytest.raises(UsageError, match="iterate over the stream anew"):
+        next(batches)
+    stream.commit()
+    assert stream.cursor == 0
+
+
+def test_what_could_not_be_read_is_tried_again_by_the_next_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    down = [True]
+
+    def read(shard: int) -> Iterator[int]:
+        if down[0]:
+            raise ConnectionError("down")
+        yield from range(shard * 10, shard * 10 + 10)
+
+    stream = elastic.ShardedStream(range(8), read=read, batch_size=8)
+    with pytest.raises(ElasticError, match="is not to be had at present: ConnectionError: down"):
+        next(iter(stream))
+    down[0] = False
+    assert sorted(rest(stream)) == list(range(80))
