@@ -6,7 +6,7 @@ shard after the other. A *lot* is some steps' worth of samples, so many from eac
 a lot are read first, ranks tell each other how many samples each has given, and from that the lot
 is *settled*: how many samples count, in which steps, and where each stream goes on.
 
-What is agreed on is the place of each stream at the beginning of a lot, and how many samples of the
+What is agreed on is the place of each stream at the beginning of a lot, and how many steps of the
 lot are committed. No rank owns anything: whoever reads a window from its beginning finds the same.
 """
 
@@ -31,7 +31,7 @@ LEAST_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class EpochRules:
-    """What does not change within an epoch.
+    """What does not change within an epoch, but for the batch, which may from lot to lot.
 
     Attributes:
         shards: how many there are.

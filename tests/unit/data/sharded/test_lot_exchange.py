@@ -189,7 +189,9 @@ def test_ranks_that_go_on_at_different_places_are_refused() -> None:
         {n: held(found) for n, found in enumerate(FOUND)},
         {2: held(FOUND[2]._replace(mark=8))},
     ]
-    refused(settled(*own), UsageError)
+    text = refused(settled(*own), UsageError)
+    assert "different samples in the same shard" in text
+    assert text.endswith("and 8; all nodes must have the same shards")
 
 
 def test_only_what_will_never_be_readable_is_a_broken_shard() -> None:

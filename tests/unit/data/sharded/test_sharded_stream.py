@@ -431,3 +431,13 @@ def test_what_could_not_be_read_is_tried_again_by_the_next_iteration(
         next(iter(stream))
     down[0] = False
     assert sorted(rest(stream)) == list(range(80))
+
+
+def test_a_rank_that_reads_alone_asks_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")  # and they are not connected
+    shards = write_shards(tmp_path, [6, 3])
+    assert sorted(rest(elastic.ShardedStream(shards, batch_size=4, rank=0, world=1))) == [*range(9)]
+    with pytest.raises(UsageError, match="before a checkpointer or a stream is used"):
+        next(iter(elastic.ShardedStream(shards, batch_size=4)))

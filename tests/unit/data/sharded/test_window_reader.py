@@ -452,3 +452,19 @@ def test_a_window_of_nothing_leaves_all_as_it_is() -> None:
     window = WindowReader(["abc", "def"], iter).window(place, 0)
     assert window.found == WindowFound(0, 2, None)
     assert not window.samples
+
+
+def test_a_storage_that_is_down_is_not_waited_for_shard_by_shard() -> None:
+    calls: list[int] = []
+
+    def read(shard: int) -> Iterator[int]:
+        calls.append(shard)
+        raise ConnectionError("down")
+        yield shard
+
+    reader = WindowReader(range(9), read)
+    for shard in range(9):
+        with pytest.raises(OSError, match="is not to be had at present"):
+            reader.window(Place((shard,)), 1)
+    assert [calls.count(shard) for shard in range(9)] == [calls.count(0), *[1] * 8]
+    assert calls.count(0) > 3
