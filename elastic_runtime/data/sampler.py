@@ -24,7 +24,7 @@ from elastic_runtime.data.sample_seeds import Batch, Moment, begin
 from elastic_runtime.data.second_split import refuse_second_split
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state import missing_parts
-from elastic_runtime.worker.world import World
+from elastic_runtime.worker.world import FollowsWorld, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ class Outlook:
     micro_batch: int
 
 
-class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
+class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[misc]
     """A ``batch_sampler`` for a ``DataLoader`` over a map-style data set.
 
     Example::

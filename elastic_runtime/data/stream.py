@@ -21,6 +21,7 @@ from elastic_runtime.data.sample_seeds import Moment, begin
 from elastic_runtime.data.sampler import present_place
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.world import FollowsWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,7 +99,7 @@ class _Reader(IterableDataset[Any]):  # type: ignore[misc]
             number += 1
 
 
-class StreamLoader:
+class StreamLoader(FollowsWorld):
     """The batches of this rank from an iterable data set; ``elastic.loader`` makes it.
 
     It is its own sampler: an entry of the ``Checkpointer`` and the ``State``, committed with each

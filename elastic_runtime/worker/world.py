@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from elastic_runtime.protocol.messages import Enter
+    from elastic_runtime.worker.peers import GlooGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,26 @@ class World:
             GROUP_RANK=str(self.node_rank),
             GROUP_WORLD_SIZE=str(self.nodes),
         )
+
+
+class FollowsWorld:
+    """A part of the state that must know the world, such as a sampler.
+
+    To be inherited from: a ``State`` may hold objects of other libraries, with methods of the same
+    names that mean something else.
+    """
+
+    def enter(self, world: World) -> None:
+        """Another world begins; ``elastic.run`` calls it.
+
+        Args:
+            world: the new one.
+        """
+        raise NotImplementedError
+
+    def use_groups(self, gloo: GlooGroups) -> None:
+        """Its ranks can tell each other something from now on; called after ``enter``.
+
+        Args:
+            gloo: groups of all ranks, valid until the next call.
+        """

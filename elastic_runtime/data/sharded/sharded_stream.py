@@ -21,6 +21,7 @@ from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state import missing_parts
+from elastic_runtime.worker.world import FollowsWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.world import World
 
 
-class ShardedStream:
+class ShardedStream(FollowsWorld):
     """The batches of this rank from shards that are read in order.
 
     Example::
@@ -151,7 +152,7 @@ class ShardedStream:
         self._under_way = deque()
         self._windows.restart()
 
-    def connect(self, gloo: GlooGroups) -> None:
+    def use_groups(self, gloo: GlooGroups) -> None:
         """Uses these groups in the world that was entered; ``elastic.run`` calls it.
 
         Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,7 @@ from elastic_runtime.limits import LOST_STEPS_ALLOWED
 from elastic_runtime.worker.recovery.recovery_source import RecoveryKind, choose
 from elastic_runtime.worker.recovery.state_transfer import Restorer, bring_together
 from elastic_runtime.worker.state.training_state import StateLost
+from elastic_runtime.worker.world import FollowsWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.state.training_state import State
     from elastic_runtime.worker.world import World
-
-
-@runtime_checkable
-class _Entering(Protocol):
-    """A part of the state that must know the world, such as a sampler."""
-
-    def enter(self, world: World) -> None:
-        """Another world begins."""
-
-
-@runtime_checkable
-class _Connecting(Protocol):
-    """A part of the state whose ranks tell each other something, such as a stream."""
-
-    def connect(self, gloo: GlooGroups) -> None:
-        """Groups of all ranks, valid until the next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +120,9 @@ class StateRecovery:
 
     def _enter(self, gloo: GlooGroups, world: World) -> None:
         for part in self._state.parts.values():
-            if isinstance(part, _Entering):
+            if isinstance(part, FollowsWorld):
                 part.enter(world)
-            if isinstance(part, _Connecting):
-                part.connect(gloo)
+                part.use_groups(gloo)
         if self._saver is not None:
             self._saver.attach(self._state, gloo)
 
