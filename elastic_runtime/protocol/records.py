@@ -236,6 +236,7 @@ class NodeRecord(Record):
         torch, regroup: its version of torch, and how its ranks would regroup in place; "": not
             known.
         full: how many workers it has when all are ready; 0: not known.
+        returned: in place, the round in which ``train`` has returned on all ranks; 0: none.
     """
 
     kind: ClassVar[str] = "node"
@@ -260,6 +261,7 @@ class NodeRecord(Record):
     torch: str = ""
     regroup: str = ""
     full: int = 0
+    returned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,8 @@ class SwitchRecord(Record):
         survey: no report says why it broke: each node that has left it is to write which nodes it
             does not reach.
         roll: no node knows all its members: a node that was not in it is to write that, too.
+        grows: the change is for more nodes or workers: a round that has nothing left to train
+            takes no part in it.
     """
 
     kind: ClassVar[str] = "switch"
@@ -284,6 +288,7 @@ class SwitchRecord(Record):
     reason: str
     survey: bool = False
     roll: bool = False
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

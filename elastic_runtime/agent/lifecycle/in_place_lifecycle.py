@@ -198,9 +198,11 @@ def worker_returned(state: AgentState, event: WorkerSaid, now: float) -> Step:
     if state.round is None or event.message.round != state.round.number:
         return Step(state)
     state = in_phase(state, (event.local_rank,), WorkerPhase.RETURNED)
-    if state.require_in_place().interrupted_at is None:
+    if state.require_in_place().interrupted_at is not None:
+        return leave_if_empty(state, now)
+    if state.ranks_in(WorkerPhase.IN_ROUND):
         return Step(state)
-    return leave_if_empty(state, now)
+    return Step(state, (TellRendezvous(membership_events.TrainReturned(event.message.round)),))
 
 
 def switch(state: AgentState, event: Switch, now: float) -> Step:
@@ -209,6 +211,8 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
     if last is None or event.round != last.number:
         return Step(state)
     if state.phase is Phase.DONE or state.ranks_in(WorkerPhase.RETURNED):
+        if event.grows and not event.broken:
+            return Step(state, (), "train has returned on all ranks: too late to join")
         return restart_lifecycle.switch(state, event, now)  # past elastic.run, they start again
     state = state.with_leave_reason(FaultReport(event.round, PLANNED, event.reason))
     if state.phase is not Phase.RUNNING:

@@ -35,6 +35,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     cost_of,
     eligible,
     fault_of_member,
+    has_returned,
     is_cause_known,
     last_round,
     leader_of,
@@ -68,6 +69,8 @@ from elastic_runtime.rendezvous.core.node_state import OWN, Timer
 from elastic_runtime.rendezvous.store_contract import Expect, Put, Transaction
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from elastic_runtime.protocol.records import NodeRecord
     from elastic_runtime.protocol.round_records import Member, RoundRecord
     from elastic_runtime.rendezvous.core.node_state import NodeState
@@ -167,12 +170,14 @@ def _order_out(state: NodeState, last: LastRound, now: float) -> Decision:
     if any(record_of(state, member.node) is None for member in last.round.members):
         wake = state.absence_counts_at if now < state.absence_counts_at else NEVER
     reason = broken = _why_broken(state, last)
-    if not broken:
-        reason, ripe = _why_change(state, last, now)
-        wake = min(wake, ripe)
-        if not reason or state.switch_record is not None:
-            return Decision(state, wake=wake)
-    switch = SwitchRecord(last.round.number, last.round.incarnation, bool(broken), reason)
+    grows = False
+    if not broken and not (reason := _why_less(state, last)):
+        reason, ripe = _why_more(state, last, now)
+        wake, grows = min(wake, ripe), True
+    if not broken and (not reason or state.switch_record is not None):
+        return Decision(state, wake=wake)
+    number, incarnation = last.round.number, last.round.incarnation
+    switch = SwitchRecord(number, incarnation, bool(broken), reason, grows=grows)
     return _write_switch(state, switch, now, reason).by(wake)
 
 
@@ -221,6 +226,10 @@ def _why_broken(state: NodeState, last: LastRound) -> str:
         # A node that goes without a report on this round was not in it: no rank can connect to it.
         if fault is None and (not planned or not _has_left(state, member.node, last.round)):
             return f"{called(member.name)} left"
+    if planned and last.job.in_place and MemberStatus.ENDED_WELL in last.statuses.values():
+        # These have ended in spite of the order: they have to be told that others have not.
+        left = last.with_status(MemberStatus.BACK, *OVER)
+        return f"{called(left[0].name)} left before its script had ended" if left else ""
     return ""
 
 
@@ -229,16 +238,29 @@ def _has_left(state: NodeState, node: str, last: RoundRecord) -> bool:
     return record is not None and record.left >= last.number
 
 
-def _why_change(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
-    """Why the round should change, "" if it should not; and when that may be otherwise."""
+def _have_returned(state: NodeState, members: Iterable[Member], last: RoundRecord) -> bool:
+    """Whether one of them has said that ``train`` is over on all ranks of this round."""
+    records = (record_of(state, member.node) for member in members)
+    return any(record is not None and has_returned(record, last) for record in records)
+
+
+def _why_less(state: NodeState, last: LastRound) -> str:
+    """Why the round should go on with fewer nodes, "" if it should not."""
     for member in last.with_status(MemberStatus.RUNNING):
         record = record_of(state, member.node)
         if record and record.status == LEAVING:
-            return f"{called(member.name)} was asked to leave", NEVER
+            return f"{called(member.name)} was asked to leave"
     if last.round.size > last.job.max_nodes:
-        return f"the job was scaled to at most {last.job.max_nodes} nodes", NEVER
+        return f"the job was scaled to at most {last.job.max_nodes} nodes"
+    return ""
+
+
+def _why_more(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
+    """Why more should take part, "" if they should not; and when that may be otherwise."""
     if MemberStatus.ENDED_WELL in last.statuses.values():
         return "", NEVER  # the job is ending: no node joins from now on
+    if _have_returned(state, last.round.members, last.round):
+        return "", NEVER  # nothing is left to train
     growth, grows_at = _why_grow(state, last, now)
     if growth:
         return growth, grows_at
@@ -339,6 +361,9 @@ def _gather(state: NodeState, last: LastRound, now: float) -> Decision:
     ]
     if missing and now < due:
         return _await(state, missing, now).by(due)
+    order = state.switch_record
+    if order and order.grows and not order.broken and _have_returned(state, missing, last.round):
+        return Decision(state, reason="train is over: waiting for the script to end")
     survey, known = _order_survey(state, last, now)
     return survey.followed_by(_go_on(survey.state, last, now)) if known else survey
 

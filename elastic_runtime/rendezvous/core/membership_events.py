@@ -80,6 +80,13 @@ class LookForMembers:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainReturned:
+    """In place: ``train`` has returned on all ranks of this round, and the script goes on."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The script has ended well on this node, in this round, at this step."""
 
@@ -103,6 +110,7 @@ AgentEvent = (
     | WorkersAvailable
     | RecoversInPlace
     | LookForMembers
+    | TrainReturned
     | Done
     | Leaving
     | Goodbye
@@ -204,6 +212,7 @@ Event = (
     | WorkersAvailable
     | RecoversInPlace
     | LookForMembers
+    | TrainReturned
     | Done
     | Leaving
     | Goodbye

@@ -20,11 +20,19 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Leave the round: at once if it is broken, at a step boundary otherwise."""
+    """Leave the round: at once if it is broken, at a step boundary otherwise.
+
+    Attributes:
+        round: the round's number.
+        broken: it cannot go on.
+        reason: for people.
+        grows: it is for more nodes or workers: in place, not if ``train`` has returned.
+    """
 
     round: int
     broken: bool
     reason: str
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

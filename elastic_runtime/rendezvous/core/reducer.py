@@ -30,6 +30,7 @@ from elastic_runtime.rendezvous.core.membership_events import (
     RecoversInPlace,
     SampleKnown,
     Tick,
+    TrainReturned,
     WorkersAvailable,
 )
 from elastic_runtime.rendezvous.core.node_state import (
@@ -128,6 +129,8 @@ def reduce(state: NodeState, event: Event, now: float) -> NodeState:
             return _left_round(state, event, now)
         case WorkersAvailable(workers, store_port):
             return _workers_available(state, workers, store_port)
+        case TrainReturned(number):
+            return _train_returned(state, number)
         case Done():
             return _done(state, event, now)
         case Leaving():
@@ -278,6 +281,13 @@ def _left_round(state: NodeState, event: LeftRound, now: float) -> NodeState:
     return state.restart(Timer.WAITING, now)
 
 
+def _train_returned(state: NodeState, number: int) -> NodeState:
+    record = _of_incarnation(state)
+    if record is None:
+        return state
+    return replace(state, own=replace(state.own, record=replace(record, returned=number)))
+
+
 def _done(state: NodeState, event: Done, now: float) -> NodeState:
     record = _of_incarnation(state)
     if record is None:
@@ -295,7 +305,8 @@ def _of_incarnation(state: NodeState) -> NodeRecord | None:
     record, ran = state.own.record, state.own.round
     if record is None or ran is None or ran.incarnation == record.incarnation:
         return record
-    return replace(record, incarnation=ran.incarnation, left=0, rank=-1, done_round=0, fault=None)
+    ours = replace(record, incarnation=ran.incarnation, left=0, rank=-1, done_round=0, fault=None)
+    return replace(ours, returned=0)
 
 
 def _workers_available(state: NodeState, workers: int, store_port: int) -> NodeState:

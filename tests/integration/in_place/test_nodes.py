@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import processes
 from tests.integration.in_place.job import PATIENCE, Job
 
 if TYPE_CHECKING:
@@ -51,4 +52,23 @@ def test_at_its_minimum_a_job_goes_on_with_a_late_replacement(number: int, tmp_p
         job.enough()
         assert joined.wait(PATIENCE) == 0
         assert job.end() == 0
+        job.check()
+
+
+def test_a_node_that_comes_after_the_training_does_not_disturb_what_follows(tmp_path: Path) -> None:
+    """It would be alone with the job: nothing is saved, and the others have left ``train``."""
+    options = ("--local-nodes", "1", "--min", "1", "--max", "2")
+    with Job(tmp_path, "steps.py", *options, kind="exports") as job:
+        job.ranks(1)
+        job.enough()
+        job.wait(lambda: job.said("exports"), "train has returned")
+        joined = job.join()
+        late = tmp_path / "joined"
+        job.wait(lambda: "no node is admitted any more" in late.read_text(), "it is there")
+        with pytest.raises(processes.Overdue):  # others would be asked to let it in at once
+            processes.wait_for(lambda: job.events("round.left"), 3.0, "they are disturbed")
+        (tmp_path / "exported").touch()
+        assert joined.wait(PATIENCE) == 0, late.read_text()
+        assert job.end() == 0
+        assert len(job.said("exports")) == 1
         job.check()

@@ -51,13 +51,13 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"10.0.0.1","workers":8,'
             b'"probe_port":1,"store_port":2,"settings":"f00","status":"in","incarnation":"",'
             b'"left":0,"done_round":0,"step":-1,"fault":null,"life":0,"checked":0,'
-            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0}'
+            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0,"returned":0}'
         ),
     ),
     (
         NodeRecord(
             *("aa", "node0", "::1", 8, 1, 2, "f00", "gone", "life", 3, 2, 100, FAULT, 7, 4),
-            *(("bb",), 1, "2.15.0", "rebuild", 2),
+            *(("bb",), 1, "2.15.0", "rebuild", 2, 3),
         ),
         (
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"::1","workers":8,'
@@ -66,7 +66,7 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
             b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
             b'"lifetime":33.5,"consequence":true},"life":7,"checked":4,"unreachable":["bb"],'
-            b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2}'
+            b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2,"returned":3}'
         ),
     ),
     (
@@ -119,14 +119,14 @@ RECORDS: list[tuple[Record, bytes]] = [
         SwitchRecord(3, "life", True, 'a \\ "quote"'),
         (
             b'{"v":1,"kind":"switch","round":3,"incarnation":"life","broken":true,'
-            b'"reason":"a \\\\ \\"quote\\"","survey":false,"roll":false}'
+            b'"reason":"a \\\\ \\"quote\\"","survey":false,"roll":false,"grows":false}'
         ),
     ),
     (
-        SwitchRecord(3, "life", False, "a file \udce9", True, True),
+        SwitchRecord(3, "life", False, "a file \udce9", True, True, True),
         (
             b'{"v":1,"kind":"switch","round":3,"incarnation":"life","broken":false,'
-            b'"reason":"a file \\udce9","survey":true,"roll":true}'
+            b'"reason":"a file \\udce9","survey":true,"roll":true,"grows":true}'
         ),
     ),
     (

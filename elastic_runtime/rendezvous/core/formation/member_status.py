@@ -67,6 +67,11 @@ def has_left(record: NodeRecord, last: RoundRecord) -> bool:
     return record.incarnation == last.incarnation and record.left >= last.number
 
 
+def has_returned(record: NodeRecord, last: RoundRecord) -> bool:
+    """Whether a node says that ``train`` is over on all ranks of this round."""
+    return record.returned == last.number and record.incarnation == last.incarnation
+
+
 def leader_of(state: NodeState) -> Peer | None:
     """The oldest other node that may lead, if it is older than we are; None if we lead."""
     ours = state.own.created if state.own.stored is not None else float("inf")

@@ -20,7 +20,12 @@ from elastic_runtime.protocol.records import (
     node_key,
 )
 from elastic_runtime.protocol.round_records import RoundRecord
-from elastic_runtime.rendezvous.core.formation.member_status import eligible, has_left, leader_of
+from elastic_runtime.rendezvous.core.formation.member_status import (
+    eligible,
+    has_left,
+    has_returned,
+    leader_of,
+)
 from elastic_runtime.rendezvous.core.incarnation import restore_round
 from elastic_runtime.rendezvous.core.node_decision import (
     Decision,
@@ -247,7 +252,7 @@ def _tell_agent(state: NodeState, now: float) -> Decision:
         if switch is None or switch.round != own.round.number:
             return Decision(state)
         name = f"switch/{switch.incarnation}/{switch.round}/{switch.broken}"
-        notice = Switch(switch.round, switch.broken, switch.reason)
+        notice = Switch(switch.round, switch.broken, switch.reason, switch.grows)
         return Decision(state.with_notice(notice, once=name))
     if last is None or record.status != IN:
         return Decision(state)
@@ -267,6 +272,8 @@ def _why_outside(state: NodeState, last: RoundRecord) -> str:
         return f"waiting to be admitted: this node does not reach {names}"
     if job is not None and last.size >= job.max_nodes:
         return "the world is full, this node is a spare"
+    if any(has_returned(peer.record, last) for peer in state.shown.peers.values()):
+        return "training is over, and the script goes on: no node is admitted any more"
     return "waiting to be admitted"
 
 

@@ -74,6 +74,10 @@ def main() -> None:
                 notes.say("step", world, step=state.step)
 
     elastic.run(state, saver)(train)
+    if args.kind == "exports":
+        notes.say("exports")
+        while not notes.has("exported"):
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from elastic_runtime.rendezvous.core.membership_events import (
     Join,
     LeftRound,
     RecoversInPlace,
+    TrainReturned,
     WorkersAvailable,
 )
 from elastic_runtime.rendezvous.core.notices import (
@@ -153,6 +154,25 @@ def test_the_job_ends_well_when_all_have_returned() -> None:
     assert not agent.said(Done)
     agent.take(WorkerExited(1, 1, 0))
     assert agent.said(Done) == [Done(1)]
+
+
+def test_nobody_is_taken_in_once_training_is_over() -> None:
+    """The order may be written while the workers return: they end well in spite of it."""
+    agent = InPlaceAgent().in_round()
+    agent.take(returned(0, 1))
+    assert not agent.said(TrainReturned)  # the other one may hold it up
+    agent.take(returned(1, 1))
+    assert agent.said(TrainReturned) == [TrainReturned(1)]
+    for local_rank in (0, 1):
+        agent.take(Switch(1, broken=False, reason="node b joins", grows=True))
+        assert not agent.actions
+        agent.take(WorkerExited(1, local_rank, 0))
+    assert agent.said(Done) == [Done(1)]
+    agent.take(Switch(1, broken=False, reason="node b joins", grows=True))
+    assert not agent.actions
+    agent.take(Switch(1, broken=True, reason="node c was lost", grows=False))
+    assert agent.said(LeftRound)
+    assert agent.asked(StartForNextRound)
 
 
 def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:
@@ -308,7 +328,7 @@ def test_the_end_does_not_wait_for_a_replacement_that_is_in_no_round() -> None:
     assert not agent.actions
 
 
-@pytest.mark.parametrize("event", [LeaveRequested(15), Switch(2, False, "a node joins")])
+@pytest.mark.parametrize("event", [LeaveRequested(15), Switch(2, False, "node b was asked")])
 @pytest.mark.parametrize("phase", [WorkerPhase.STARTING, WorkerPhase.READY])
 def test_who_finishes_its_script_is_asked_to_leave_whatever_its_replacement_does(
     event: Any, phase: WorkerPhase

@@ -6,10 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_runtime.protocol.records import SWITCH, NodeRecord, SwitchRecord
+from elastic_runtime.protocol.records import (
+    DONE,
+    OUTCOME,
+    SWITCH,
+    NodeRecord,
+    OutcomeRecord,
+    SwitchRecord,
+)
 from elastic_runtime.protocol.round_records import Member
 from elastic_runtime.rendezvous.core.membership_events import Tick
-from tests.unit.rendezvous.node_under_test import POLICY, NodeUnderTest, back, job, node, sealed
+from tests.unit.rendezvous.node_under_test import (
+    LIFE,
+    POLICY,
+    NodeUnderTest,
+    back,
+    job,
+    node,
+    sealed,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +61,55 @@ def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     assert bool(tested.written(SwitchRecord, SWITCH)) is not waits
     tested.feed(Tick(), 2 * POLICY.join_batch_in_place)
     assert bool(tested.written(SwitchRecord, SWITCH)) is waits
+
+
+@pytest.mark.parametrize("of_now", [True, False])
+def test_nobody_is_taken_in_where_training_is_over(of_now: bool) -> None:
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
+    over = node("b", full=1, incarnation=LIFE, returned=3 if of_now else 2)
+    tested.wants(node("a", full=1))
+    tested.sees(job(in_place=True), sealed(3, "a", "b"), node("a", full=1), over)
+    tested.changes(back("c", 2, full=1))
+    order = tested.written(SwitchRecord, SWITCH)
+    assert (order is None) is of_now
+    assert order is None or order.grows
+
+
+def test_the_end_of_what_follows_the_training_is_waited_for() -> None:
+    """The order to take a node in was written while ``train`` returned."""
+    tested = ordered_too_late()
+    for _ in range(3):  # the second time, as nobody has come back
+        tested.feed(Tick(), 100 * POLICY.timeouts.rejoin_timeout)
+        assert not tested.members()
+    tested.wants(done("a")).changes(done("a"), done("b"))
+    outcome = tested.written(OutcomeRecord, OUTCOME)
+    assert outcome is not None
+    assert outcome.succeeded
+
+
+def test_those_that_have_ended_are_told_that_another_one_has_not() -> None:
+    tested = ordered_too_late()
+    tested.wants(done("a")).changes(done("a"), back("b", 3, workers=0))
+    order = tested.written(SwitchRecord, SWITCH)
+    assert order is not None
+    assert order.broken
+    assert order.reason == "node b left before its script had ended"
+
+
+def ordered_too_late() -> NodeUnderTest:
+    """Of two members whose ``train`` has returned, with an order to take in node c."""
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
+    over = {"full": 1, "incarnation": LIFE, "returned": 3}
+    members = node("a", **over), node("b", **over)
+    order = SwitchRecord(3, LIFE, broken=False, reason="node c is back", grows=True)
+    tested.wants(members[0])
+    tested.sees(job(in_place=True), sealed(3, "a", "b"), order, *members, back("c", 2, full=1))
+    return tested
+
+
+def done(name: str) -> NodeRecord:
+    """Its script has ended well in round 3."""
+    return node(name, full=1, incarnation=LIFE, returned=3, done_round=3, status=DONE)
 
 
 def member(name: str, workers: int) -> Member:

@@ -25,6 +25,7 @@ from elastic_runtime.rendezvous.core.membership_events import (
     RecoversInPlace,
     SampleKnown,
     Tick,
+    TrainReturned,
     WorkersAvailable,
 )
 from elastic_runtime.rendezvous.core.node_state import NodeState
@@ -110,6 +111,7 @@ EVENTS: tuple[Event, ...] = (
     NewNode(node("a")),
     LeftRound(1, FAULT),
     WorkersAvailable(1),
+    TrainReturned(1),
     Done(1),
     Leaving(),
     Goodbye(),

@@ -162,6 +162,13 @@ def test_a_node_outside_the_round_is_told_why(high: int, reason: str) -> None:
     assert (notice.reason, notice.have, notice.maximum) == (reason, 2, high)
 
 
+def test_a_node_that_comes_after_the_training_is_told_so() -> None:
+    over = node("a", incarnation=LIFE, returned=3)
+    shown = (job(1, 4), sealed(3, "a", "b"), over, node("c"))
+    (notice,) = NodeUnderTest("c").sees(*shown, wide=False).told(Waiting)
+    assert notice.reason.startswith("training is over")
+
+
 def test_an_order_to_leave_is_passed_on_and_passed_on_again_when_it_gets_worse() -> None:
     tested = member().changes(switch(3, broken=False))
     assert [notice.broken for notice in tested.told(Switch)] == [False]
