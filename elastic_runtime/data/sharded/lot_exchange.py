@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic_runtime.data.sharded.lot_plan import WindowFound, settle
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled
     from elastic_runtime.data.sharded.shard_list import ShardList
     from elastic_runtime.data.sharded.stream_tasks import HeldWindow
+
+
+# What sets each of the rules.
+_SETTINGS = ("their number of shards", "batch_size=", "streams=", "shuffle_buffer=", "seed=")
 
 
 class Gathers(Protocol):
@@ -63,11 +68,13 @@ def settled_by_all(
     # What no other try will mend first, as it ends the job.
     for rank, text, final in sorted(failures, key=lambda one: not one[2]):
         raise failure(ReadFailure(f"rank {rank}: {text}", final))
+    if len({tuple(message["rules"]) for message in told}) > 1:
+        raise UsageError(_other_settings([message["rules"] for message in told]))
     if len({message["at"] for message in told}) > 1:
         places = ", ".join(f"rank {rank}: {m['at']}" for rank, m in enumerate(told))
         raise UsageError(
             f"the ranks are at different places of their stream ({places:.300}); make it an entry "
-            "of the State or the Checkpointer, with the same shards and settings on each rank"
+            "of the State or the Checkpointer on each rank"
         )
     found: dict[int, WindowFound] = {}
     for message in told:
@@ -83,9 +90,25 @@ def settled_by_all(
     return settle(lot, [found[stream] for stream in range(len(lot.places))])
 
 
+def _other_settings(rules: list[list[int]]) -> str:
+    """Says in which setting ranks differ.
+
+    Args:
+        rules: of each rank, which are not all the same.
+    """
+    by_setting = zip(_SETTINGS, zip(*rules, strict=True), strict=True)
+    setting, values = next(pair for pair in by_setting if len(set(pair[1])) > 1)
+    told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values[:8]))
+    return (
+        f"the streams of the ranks differ in {setting} ({told}): make them with the same settings "
+        "on each rank"
+    )
+
+
 def _message(lot: Lot, step: int, own: Mapping[int, HeldWindow | ReadFailure]) -> dict[str, Any]:
     digest = hashlib.blake2b(lot.text.encode(), digest_size=4).hexdigest()
     message: dict[str, Any] = {
+        "rules": list(astuple(lot.rules)),
         "at": f"epoch {lot.epoch}, lot {lot.number}, step {step}, {digest}",
         "failure": None,
         "found": [],

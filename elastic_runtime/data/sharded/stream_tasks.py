@@ -7,6 +7,7 @@ each time, which has its shard open.
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -196,11 +197,16 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
             try:
                 decoded.append(self._decode(sample) if self._decode else sample)
             except ValueError as error:  # which those of JSON and of encodings are
-                name = self._names[shard] or f"number {shard}"
-                what = f"{type(error).__name__}: {error}"
-                text = f"a sample of the shard {name} cannot be decoded: {what}: {sample!r:.100}"
+                what = f"{type(error).__name__}: {error}: {sample!r:.100}"
+                text = f"a sample of the shard {self._name(shard)} cannot be decoded: {what}"
                 return ReadFailure(text, final=True)
+            except Exception as error:  # perhaps a mistake in decode=: its traceback is needed
+                error.add_note(f"in a sample of the shard {self._name(shard)}: {sample!r:.100}")
+                raise
         return self._collate(decoded)
+
+    def _name(self, shard: int) -> str:
+        return self._names[shard] or f"number {shard}"
 
 
 def _kept_apart(
@@ -210,7 +216,15 @@ def _kept_apart(
     samples = [s for _, window in found if isinstance(window, HeldWindow) for s in window.samples]
     if not samples:
         return found
-    blob = owner.keep(samples, (found[0][0].epoch, found[0][0].lot))
+    try:
+        blob = owner.keep(samples, (found[0][0].epoch, found[0][0].lot))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # as pickle has it
+        what = f"{type(error).__name__}: {error}"
+        text = (
+            f"what read= gives cannot be passed from one loader process to another ({what}): give "
+            "plain values, and make of them in decode= what a batch needs, or take num_workers=0"
+        )
+        return [(key, ReadFailure(text, final=True)) for key, _ in found]
     kept: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []
     first = 0
     for key, window in found:

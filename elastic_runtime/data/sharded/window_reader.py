@@ -192,10 +192,11 @@ class WindowReader:
 
     def _broken(self, shard: int, error: Exception) -> BrokenShard:
         what = _what(error)
+        remedy = "see to the path" if isinstance(error, FileNotFoundError) else "mend it"
         if not isinstance(self._read, str):
             frames = traceback.extract_tb(error.__traceback__)
             what += f" (in {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        remedy = "see to the path" if isinstance(error, FileNotFoundError) else "mend it"
+            remedy = remedy.replace("mend it", "mend it, or what read= makes of it,")
         return BrokenShard(
             f"the shard {self._name(shard)} cannot be read: {what}; {remedy} and start the job "
             "again, which then goes on from its last checkpoint"

@@ -156,8 +156,6 @@ def test_a_failure_counts_before_different_places() -> None:
         (LOT, 1),
         (replace(LOT, number=1), 0),
         (replace(LOT, epoch=1), 0),
-        (replace(LOT, rules=replace(LOT.rules, batch=8)), 0),
-        (replace(LOT, rules=replace(LOT.rules, seed=1)), 0),
         (replace(LOT, places=(*LOT.places[:2], LOT.places[2]._replace(skip=1))), 0),
         (replace(LOT, places=(*LOT.places[:2], LOT.places[2]._replace(mark=[0]))), 0),
     ],
@@ -174,6 +172,25 @@ def test_ranks_at_different_places_are_refused(other: Lot, step: int) -> None:
 def test_the_text_for_many_ranks_at_different_places_is_short() -> None:
     own: list[Own] = [{} for _ in range(100)]
     assert len(refused(settled(*own, steps=tuple(range(100))), UsageError)) < 600
+    lots = tuple(replace(LOT, rules=replace(LOT.rules, seed=seed)) for seed in range(100))
+    assert len(refused(settled(*own, lots=lots), UsageError)) < 600
+
+
+@pytest.mark.parametrize(
+    ("setting", "rules"),
+    [
+        ("their number of shards (rank 0: 9, rank 1: 1", replace(LOT.rules, shards=1)),
+        ("batch_size= (rank 0: 4, rank 1: 8", replace(LOT.rules, batch=8, seed=3)),
+        ("streams= (rank 0: 3, rank 1: 2", replace(LOT.rules, streams=2)),
+        ("shuffle_buffer= (rank 0: 0, rank 1: 100", replace(LOT.rules, shuffle=100)),
+        ("seed= (rank 0: 0, rank 1: 1", replace(LOT.rules, seed=1)),
+    ],
+)
+def test_ranks_with_other_settings_are_told_which(setting: str, rules: EpochRules) -> None:
+    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
+    lots = (LOT, begin_epoch(rules, 2), LOT)
+    text = refused(settled(*own, lots=lots), UsageError)
+    assert text.startswith(f"the streams of the ranks differ in {setting}, rank 2: ")
 
 
 def test_ranks_with_different_shards_are_refused() -> None:

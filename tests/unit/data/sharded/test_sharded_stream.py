@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import traceback
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from tests.unit.data.play import world_of
 from tests.unit.data.sharded.ranks import GlobalStep, live, write_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from elastic_runtime.data.sharded.sharded_stream import ShardedStream
 
@@ -236,6 +237,37 @@ def test_a_sample_that_cannot_be_decoded_is_one_clear_line(processes: int, tmp_p
     with pytest.raises(
         BrokenShard, match=r"^a sample of the shard .*a.jsonl cannot be decoded: .*$"
     ):
+        next(iter(stream))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_mistake_in_decode_has_its_traceback_and_the_sample(processes: int) -> None:
+    def decode(letter: str) -> int:
+        return {"a": 1}[letter]
+
+    stream = elastic.ShardedStream(
+        ["a", "axa"], read=letters, decode=decode, batch_size=4, num_workers=processes
+    )
+    with pytest.raises(KeyError) as raised:
+        next(iter(stream))
+    told = "".join(traceback.format_exception(raised.value))
+    assert "in decode" in told
+    assert "in a sample of the shard axa: 'x'" in told
+
+
+def test_samples_that_cannot_be_passed_on_are_one_clear_line() -> None:
+    def functions(shard: str) -> Iterator[Any]:
+        for letter in shard:
+            yield lambda letter=letter: letter
+
+    def call(function: Callable[[], str]) -> str:
+        return function()
+
+    settings: Any = {"read": functions, "decode": call, "batch_size": 4}
+    assert list(elastic.ShardedStream(["ab", "cd"], **settings)) == [["a", "b", "c", "d"]]
+    stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=1)
+    words = r"^rank 0: what read= gives cannot be passed .* Can't pickle .*, or take num_workers=0$"
+    with pytest.raises(BrokenShard, match=words):
         next(iter(stream))
 
 

@@ -315,8 +315,9 @@ def test_an_error_of_another_kind_in_decode_is_the_users() -> None:
     def broken(sample: int) -> int:
         raise KeyError(sample)
 
-    with pytest.raises(KeyError):
-        _ = work([1], decode=broken)[StepTask(3, NOW, [1], [0], (0, 0))]
+    with pytest.raises(KeyError) as raised:
+        _ = work([1], decode=broken)[StepTask(3, NOW, [7], [0], (0, 0))]
+    assert raised.value.__notes__ == ["in a sample of the shard number 0: 7"]
 
 
 def test_nothing_to_do_gives_nothing() -> None:

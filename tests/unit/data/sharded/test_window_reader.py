@@ -201,8 +201,9 @@ def broken(
             place = after(place, window.found)
     text = str(caught.value)
     assert text.startswith(f"the shard {name or shard} cannot be read: ")
+    mend = "mend it" if isinstance(read, str) else "mend it, or what read= makes of it,"
     assert text.endswith(
-        ("mend it", "see to the path")[": FileNotFoundError" in text]
+        (mend, "see to the path")[": FileNotFoundError" in text]
         + " and start the job again, which then goes on from its last checkpoint"
     )
     assert "\n" not in text
