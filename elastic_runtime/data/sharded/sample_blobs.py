@@ -1,8 +1,9 @@
-"""Samples that one process of a loader has read, and any other of them may take.
+"""Samples that were read and are not used yet, in the processes of a loader.
 
-They lie in a memory file that has no name in any folder: nothing is left of it when its process
-has ended, however that was. Other processes find it under ``/proc`` while its owner keeps it. So
-samples need not pass through the process that trains, which only knows where each one is.
+If there are several, any of them may take what one has read. Such samples lie in a memory file that
+has no name in any folder: nothing is left of it when its process has ended, however that was. Other
+processes find it under ``/proc`` while its owner keeps it. So samples need not pass through the
+process that trains, which only knows where each one is.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# What ``pickle`` raises for what it cannot do.
+UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
+
 _WORD = 8  # bytes of a number
 # Linux takes so many pieces at once.
 _PIECES = 1024
+# What nobody can change.
+_CONSTANT = frozenset((bytes, str, int, float, bool, type(None)))
 
 
 class BlobGone(Exception):
@@ -152,3 +158,82 @@ class BlobReader:
             content.close()
             raise BlobGone
         return content, words[2 : words[1] + 3]
+
+
+def separate(sample: Any) -> Any:
+    """The same for a function that may change it: after a fault the sample may be needed again.
+
+    Args:
+        sample: anything; what cannot be pickled is given as it is.
+    """
+    kind = type(sample)
+    if kind in _CONSTANT:
+        return sample
+    if kind is dict and _CONSTANT.issuperset(map(type, sample.values())):
+        return dict(sample)
+    try:
+        return pickle.loads(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))
+    except UNPICKLABLE:
+        return sample
+
+
+class LoneSamples:
+    """Those of a loader with one process, which need not be packed."""
+
+    def __init__(self) -> None:
+        """Has none yet."""
+        self._serials = itertools.count(1)
+        self._held: dict[BlobName, Sequence[Any]] = {}
+
+    def keep(self, samples: Sequence[Any], age: tuple[int, int]) -> BlobName:
+        """Holds samples; as ``BlobOwner.keep``, but for the descriptor.
+
+        Args:
+            samples: anything.
+            age: which lot they belong to.
+        """
+        name = BlobName(os.getpid(), -1, next(self._serials), age)
+        self._held[name] = samples
+        return name
+
+    def sample(self, name: BlobName, number: int) -> Any:
+        """One sample, itself.
+
+        Args:
+            name: of those with which it was kept.
+            number: of the sample among them.
+
+        Raises:
+            BlobGone: they are not kept any more, or by a process that has ended.
+        """
+        try:
+            return self._held[name][number]
+        except KeyError:
+            raise BlobGone from None
+
+    def drop_before(self, age: tuple[int, int]) -> None:
+        """Forgets the samples of earlier lots.
+
+        Args:
+            age: of the first that is still needed.
+        """
+        for name in [name for name in self._held if name.age < age]:
+            del self._held[name]
+
+
+class SharedSamples:
+    """Those of a loader with several processes, as one of them has them."""
+
+    def __init__(self) -> None:
+        """Has none yet."""
+        self._owner, self._reader = BlobOwner(), BlobReader()
+        self.keep, self.sample = self._owner.keep, self._reader.sample
+
+    def drop_before(self, age: tuple[int, int]) -> None:
+        """Forgets the samples of earlier lots.
+
+        Args:
+            age: of the first that is still needed.
+        """
+        self._owner.drop_before(age)
+        self._reader.drop_before(age)

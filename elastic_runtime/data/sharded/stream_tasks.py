@@ -7,7 +7,6 @@ each time, which has its shard open.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from elastic_runtime.data.sample_seeds import Moment, begin
-from elastic_runtime.data.sharded.sample_blobs import BlobGone, BlobName, BlobOwner, BlobReader
+from elastic_runtime.data.sharded.sample_blobs import (
+    UNPICKLABLE,
+    BlobGone,
+    LoneSamples,
+    SharedSamples,
+    separate,
+)
 from elastic_runtime.data.sharded.window_reader import WindowReader, name_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.errors import UsageError
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
+    from elastic_runtime.data.sharded.sample_blobs import BlobName
     from elastic_runtime.data.sharded.window_reader import Run
 
 # As torch's own, but half of the tasks only read.
@@ -155,23 +161,23 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
         self._names = [name_of(shard) for shard in shards]
         self._decode = decode
         self._collate = collate or default_collate
-        # In a process of a loader: what it has read, and what it takes of others.
-        self._owner: BlobOwner | None = None
-        self._blobs = BlobReader()
+        # Whether something of the user's is given samples, which it may change.
+        self._gives_away = decode is not None or collate is not None
+        # In a process of a loader: what was read and is not used yet.
+        self._kept: LoneSamples | SharedSamples | None = None
 
     def __getitem__(self, task: ReadTask | StepTask | None) -> Any:
-        if self._owner is None and get_worker_info() is not None:
-            self._owner = BlobOwner()
+        if self._kept is None and (process := get_worker_info()) is not None:
+            self._kept = LoneSamples() if process.num_workers == 1 else SharedSamples()
         if task is None:
             return None
-        if self._owner is not None:
-            self._owner.drop_before(task.keep_from)
-            self._blobs.drop_before(task.keep_from)
+        if self._kept is not None:
+            self._kept.drop_before(task.keep_from)
         if isinstance(task, StepTask):
             return task.ticket, self._batch(task)
         with torch_private.hidden_loader_process():
             found = self._windows(task)
-        return ReadResult(found if self._owner is None else _kept_apart(found, self._owner))
+        return ReadResult(found if self._kept is None else _kept_apart(found, self._kept))
 
     def _windows(self, task: ReadTask) -> list[tuple[WindowKey, HeldWindow | ReadFailure]]:
         found: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []
@@ -191,9 +197,11 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
         decoded = []
         for given, shard in zip(task.samples, task.shards, strict=True):
             try:
-                sample = given if self._owner is None else self._blobs.sample(*given)
+                sample = given if self._kept is None else self._kept.sample(*given)
             except BlobGone:
                 return ReadFailure("the samples of this step are not kept any more", final=False)
+            if self._gives_away and not isinstance(self._kept, SharedSamples):
+                sample = separate(sample)
             try:
                 decoded.append(self._decode(sample) if self._decode else sample)
             except ValueError as error:  # which those of JSON and of encodings are
@@ -210,19 +218,19 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
 
 
 def _kept_apart(
-    found: list[tuple[WindowKey, HeldWindow | ReadFailure]], owner: BlobOwner
+    found: list[tuple[WindowKey, HeldWindow | ReadFailure]], kept_here: LoneSamples | SharedSamples
 ) -> list[tuple[WindowKey, HeldWindow | ReadFailure]]:
-    """The same with all samples in a blob."""
+    """The same with all samples kept in this process, under one name."""
     samples = [s for _, window in found if isinstance(window, HeldWindow) for s in window.samples]
     if not samples:
         return found
     try:
-        blob = owner.keep(samples, (found[0][0].epoch, found[0][0].lot))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:  # as pickle has it
+        blob = kept_here.keep(samples, (found[0][0].epoch, found[0][0].lot))
+    except UNPICKLABLE as error:
         what = f"{type(error).__name__}: {error}"
         text = (
             f"what read= gives cannot be passed from one loader process to another ({what}): give "
-            "plain values, and make of them in decode= what a batch needs, or take num_workers=0"
+            "plain values, and make of them in decode= what a batch needs, or take num_workers=1"
         )
         return [(key, ReadFailure(text, final=True)) for key, _ in found]
     kept: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []

@@ -14,7 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.data.sharded.sample_blobs import BlobGone, BlobName, BlobOwner, BlobReader
+from elastic_runtime.data.sharded.sample_blobs import (
+    BlobGone,
+    BlobName,
+    BlobOwner,
+    BlobReader,
+    LoneSamples,
+    separate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -271,3 +278,37 @@ def test_a_program_that_an_owner_starts_has_no_blob() -> None:
     name = owner.keep([1], (0, 0))
     assert not os.get_inheritable(name.file)
     owner.drop_before((1, 0))
+
+
+def test_a_lone_process_keeps_samples_as_they_are_and_drops_old_ones() -> None:
+    lone = LoneSamples()
+    old, new = lone.keep(["a", "b"], (0, 7)), lone.keep([[1]], (1, 0))
+    assert [lone.sample(old, 1), lone.sample(new, 0)] == ["b", [1]]
+    lone.drop_before((1, 0))
+    assert lone.sample(new, 0) == [1]
+    for gone in (old, new._replace(process=1)):  # of one that has ended, and was replaced
+        with pytest.raises(BlobGone):
+            lone.sample(gone, 0)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    ["a", 1, b"x", None, (1, [2]), [1, [2]], {"a": 1, "b": b"x"}, {"a": [1], "b": {"c": 2}}],
+)
+def test_what_is_done_to_a_separate_sample_is_not_done_to_it(sample: Any) -> None:
+    before = repr(sample)
+    for other in (separate(sample), separate(sample)):
+        assert other == sample
+        if isinstance(other, dict):
+            for value in other.values():
+                if isinstance(value, list | dict):
+                    value.clear()
+            other.clear()
+        elif isinstance(other, list | tuple):
+            other[1].clear()
+    assert repr(sample) == before
+
+
+def test_what_cannot_be_separate_is_given_as_it_is() -> None:
+    sample = {"f": lambda: 1}
+    assert separate(sample) is sample
