@@ -140,8 +140,17 @@ class Left(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Trained(Message):
+    """Worker → agent: ``train`` has returned on all ranks of the round; perhaps they still save."""
+
+    kind: ClassVar[str] = "trained"
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Returned(Message):
-    """Worker → agent: ``train`` has returned on all ranks of the round."""
+    """Worker → agent: ``elastic.run`` is about to return, and the script goes on."""
 
     kind: ClassVar[str] = "returned"
 
@@ -264,6 +273,7 @@ _KINDS: dict[str, type[Message]] = {
         Leave,
         Ready,
         Left,
+        Trained,
         Returned,
         Heard,
         Ask,

@@ -40,6 +40,7 @@ from elastic_runtime.protocol.messages import (
     Nearby,
     Ready,
     Returned,
+    Trained,
 )
 from elastic_runtime.system import tcp_keepalive, torch_private
 from elastic_runtime.worker.agreement import Agreement, Wish
@@ -341,6 +342,7 @@ class _Loop:
                 value = self._train(world)
             self._state._on_commit = None
             self._await_all(commit, order, ranks)
+        self._here.tell(Trained(order.round))
         self._finish_saving()
         self._here.tell(Returned(order.round))
         return _Done(value)

@@ -62,10 +62,11 @@ from elastic_runtime.agent.lifecycle.termination import (
     start_missing,
     stop_workers,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.events.node_events import NodeExcluded
 from elastic_runtime.limits import MAX_START_FAILURES
-from elastic_runtime.protocol.messages import Change, Left, Returned
+from elastic_runtime.protocol.messages import Change, Left, Returned, Trained
 from elastic_runtime.protocol.records import FAILED, LACKS_RESOURCES, PLANNED, START, FaultReport
 from elastic_runtime.rendezvous.core import membership_events
 
@@ -188,8 +189,23 @@ def worker_left(state: AgentState, event: WorkerSaid, now: float) -> Step:
     return interrupt_round(state.with_fault(fault), left.reason, now)
 
 
+def worker_trained(state: AgentState, event: WorkerSaid, now: float) -> Step:
+    """``train`` has returned on all ranks of the round: nobody joins from now on."""
+    last, in_place = state.round, state.require_in_place()
+    assert isinstance(event.message, Trained)
+    if last is None or event.message.round != last.number or in_place.trained == last.number:
+        return Step(state)
+    if in_place.interrupted_at is not None:
+        return Step(state)
+    state = replace(state, in_place=replace(in_place, trained=last.number))
+    actions: tuple[Action, ...] = (TellRendezvous(membership_events.TrainReturned(last.number)),)
+    if state.leave_request is None:
+        actions = (*actions, SetAlarm(NEVER))  # there is no step any more to agree on
+    return Step(state, actions)
+
+
 def worker_returned(state: AgentState, event: WorkerSaid, now: float) -> Step:
-    """``train`` has returned on all ranks of the round, and on this worker.
+    """``elastic.run`` is over on this worker, as it is about to be on all ranks of the round.
 
     Perhaps others had broken the round by then: they wait for this node to leave it, and will not
     report it again.
@@ -198,11 +214,9 @@ def worker_returned(state: AgentState, event: WorkerSaid, now: float) -> Step:
     if state.round is None or event.message.round != state.round.number:
         return Step(state)
     state = in_phase(state, (event.local_rank,), WorkerPhase.RETURNED)
-    if state.require_in_place().interrupted_at is not None:
-        return leave_if_empty(state, now)
-    if state.ranks_in(WorkerPhase.IN_ROUND):
+    if state.require_in_place().interrupted_at is None:
         return Step(state)
-    return Step(state, (TellRendezvous(membership_events.TrainReturned(event.message.round)),))
+    return leave_if_empty(state, now)
 
 
 def switch(state: AgentState, event: Switch, now: float) -> Step:
@@ -210,9 +224,9 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
     last = state.round
     if last is None or event.round != last.number:
         return Step(state)
+    if event.grows and not event.broken and state.require_in_place().trained == last.number:
+        return Step(state, (), "train has returned on all ranks: too late to join")
     if state.phase is Phase.DONE or state.ranks_in(WorkerPhase.RETURNED):
-        if event.grows and not event.broken:
-            return Step(state, (), "train has returned on all ranks: too late to join")
         return restart_lifecycle.switch(state, event, now)  # past elastic.run, they start again
     state = state.with_leave_reason(FaultReport(event.round, PLANNED, event.reason))
     if state.phase is not Phase.RUNNING:
@@ -252,9 +266,11 @@ def excluded(state: AgentState, event: Excluded, now: float) -> Step:
         return interrupt_round(state, event.reason, now).preceded_by(report)
     if state.phase is Phase.WAITING and state.leave_request:
         return dismiss_workers(state, None, event.reason, now).preceded_by(report)
+    if state.phase is Phase.DONE and state.after_round is AfterRound.REJOIN:
+        state = replace(state, phase=Phase.WAITING)
     if state.phase is Phase.WAITING:
         return join_as_new(state).preceded_by(report)
-    return Step(state, (report,), event.reason)
+    return restart_lifecycle.excluded(state, event, now)
 
 
 # ---------------------------------------------------------------- ends of workers

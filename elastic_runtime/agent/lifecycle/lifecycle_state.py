@@ -101,6 +101,7 @@ class InPlace:
         waiting_since: since when it waits to go, once it was asked to.
         interrupted_at: when the workers were ordered to leave the round at once; None: they were
             not.
+        trained: the last round in which ``train`` has returned on all ranks; 0: none.
         start_failures: how many workers in a row ended before they came to ``elastic.run``.
         inquiry: into what keeps workers from making steps.
     """
@@ -111,6 +112,7 @@ class InPlace:
     leaving_known: bool = False
     waiting_since: float = 0.0
     interrupted_at: float | None = None
+    trained: int = 0
     start_failures: int = 0
     inquiry: HangInquiry = HangInquiry()
 

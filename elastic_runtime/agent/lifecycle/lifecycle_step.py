@@ -61,7 +61,7 @@ from elastic_runtime.events.store_events import (
 )
 from elastic_runtime.events.worker_events import ForkServerDied, WorkersCold
 from elastic_runtime.limits import MAX_FORK_SERVER_DEATHS
-from elastic_runtime.protocol.messages import Heard, Hello, Left, Ready, Returned
+from elastic_runtime.protocol.messages import Heard, Hello, Left, Ready, Returned, Trained
 from elastic_runtime.rendezvous.core import membership_events
 from elastic_runtime.rendezvous.core.notices import (
     BadRecord,
@@ -236,6 +236,7 @@ HANDLERS: dict[type, EventHandlers] = {
     Hello: _both(_hello),
     Ready: _both(in_place_lifecycle.worker_ready),
     Left: _only_in_place(in_place_lifecycle.worker_left),
+    Trained: _only_in_place(in_place_lifecycle.worker_trained),
     Returned: _only_in_place(in_place_lifecycle.worker_returned),
     Heard: _only_in_place(hang_detection.worker_answered),
     # what the clocks say

@@ -21,6 +21,7 @@ from elastic_runtime.protocol.messages import (
     Left,
     Ready,
     Returned,
+    Trained,
 )
 from elastic_runtime.rendezvous.core.notices import Notice
 
@@ -95,7 +96,7 @@ class WorkerExited:
     refused: str = ""
 
 
-WorkerMessage = Hello | Ready | Left | Returned | Heard
+WorkerMessage = Hello | Ready | Left | Trained | Returned | Heard
 
 
 @dataclass(frozen=True, slots=True)

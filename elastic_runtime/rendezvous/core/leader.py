@@ -226,10 +226,10 @@ def _why_broken(state: NodeState, last: LastRound) -> str:
         # A node that goes without a report on this round was not in it: no rank can connect to it.
         if fault is None and (not planned or not _has_left(state, member.node, last.round)):
             return f"{called(member.name)} left"
-    if planned and last.job.in_place and MemberStatus.ENDED_WELL in last.statuses.values():
-        # These have ended in spite of the order: they have to be told that others have not.
-        left = last.with_status(MemberStatus.BACK, *OVER)
-        return f"{called(left[0].name)} left before its script had ended" if left else ""
+    order, left = state.switch_record, last.with_status(MemberStatus.BACK, *OVER)
+    if left and order and order.grows and _is_over(state, last):
+        # Some do not obey the order, as they have nothing to train: they must hear of the others.
+        return f"{called(left[0].name)} left before its script had ended"
     return ""
 
 
@@ -250,17 +250,22 @@ def _why_less(state: NodeState, last: LastRound) -> str:
         record = record_of(state, member.node)
         if record and record.status == LEAVING:
             return f"{called(member.name)} was asked to leave"
-    if last.round.size > last.job.max_nodes:
+    if last.round.size > last.job.max_nodes and not _is_over(state, last):
         return f"the job was scaled to at most {last.job.max_nodes} nodes"
     return ""
 
 
+def _is_over(state: NodeState, last: LastRound) -> bool:
+    """Whether nothing is left to train: a change would only have what follows run again."""
+    if MemberStatus.ENDED_WELL in last.statuses.values():
+        return True
+    return _have_returned(state, last.round.members, last.round)
+
+
 def _why_more(state: NodeState, last: LastRound, now: float) -> tuple[str, float]:
     """Why more should take part, "" if they should not; and when that may be otherwise."""
-    if MemberStatus.ENDED_WELL in last.statuses.values():
-        return "", NEVER  # the job is ending: no node joins from now on
-    if _have_returned(state, last.round.members, last.round):
-        return "", NEVER  # nothing is left to train
+    if _is_over(state, last):
+        return "", NEVER
     growth, grows_at = _why_grow(state, last, now)
     if growth:
         return growth, grows_at

@@ -185,6 +185,10 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
         ),
     ),
     (
+        messages.Trained(4),
+        (b'{"kind":"trained","round":4}\n'),
+    ),
+    (
         messages.Returned(4),
         (b'{"kind":"returned","round":4}\n'),
     ),

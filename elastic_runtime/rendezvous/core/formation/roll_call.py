@@ -25,7 +25,7 @@ from elastic_runtime.protocol.records import (
     SwitchRecord,
     listed,
 )
-from elastic_runtime.rendezvous.core.formation.member_status import has_left
+from elastic_runtime.rendezvous.core.formation.member_status import has_left, has_returned
 from elastic_runtime.rendezvous.core.formation.round_formation import end_job, member_of
 from elastic_runtime.rendezvous.core.incarnation import begin_incarnation, write_round_again
 from elastic_runtime.rendezvous.core.node_decision import (
@@ -76,7 +76,8 @@ def call_roll(
     # A member without a key may be about to write it again.
     waits_until = state.absence_counts_at if not broken and now < state.absence_counts_at else NEVER
     if not called or (broken and switch is not None and not switch.broken):
-        if switch is None and not broken and any(_is_done(node, last) for node in there):
+        ending = any(_is_done(node, last) or has_returned(node, last) for node in there)
+        if switch is None and not broken and ending:
             return Decision(state, wake=waits_until, reason="the end has begun"), None
         return _order(state, last, broken, now).by(waits_until), None
     silent = [node for node in there if node.status != GONE and not has_left(node, last)]

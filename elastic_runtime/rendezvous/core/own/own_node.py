@@ -251,7 +251,7 @@ def _tell_agent(state: NodeState, now: float) -> Decision:
     if own.round is not None:
         if switch is None or switch.round != own.round.number:
             return Decision(state)
-        name = f"switch/{switch.incarnation}/{switch.round}/{switch.broken}"
+        name = f"switch/{switch.incarnation}/{switch.round}/{switch.broken}/{switch.grows}"
         notice = Switch(switch.round, switch.broken, switch.reason, switch.grows)
         return Decision(state.with_notice(notice, once=name))
     if last is None or record.status != IN:

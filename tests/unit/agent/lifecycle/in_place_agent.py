@@ -26,6 +26,7 @@ from elastic_runtime.protocol.messages import (
     Left,
     Ready,
     Returned,
+    Trained,
 )
 from elastic_runtime.protocol.records import KILLED, FaultReport
 from elastic_runtime.protocol.round_records import Member, RoundRecord
@@ -110,6 +111,10 @@ def hello(number: int, local_rank: int, can: bool = True) -> WorkerSaid:
 
 def ready(local_rank: int) -> WorkerSaid:
     return WorkerSaid(local_rank, Ready())
+
+
+def trained(local_rank: int, number: int) -> WorkerSaid:
+    return WorkerSaid(local_rank, Trained(number))
 
 
 def returned(local_rank: int, number: int) -> WorkerSaid:

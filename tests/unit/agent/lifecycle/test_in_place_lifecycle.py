@@ -19,6 +19,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     ForkServerReady,
     HostStore,
     LeaveRequested,
+    SetAlarm,
     StartForkServer,
     StartForNextRound,
     StartWorkers,
@@ -26,6 +27,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     TellPeople,
     WorkerExited,
 )
+from elastic_runtime.clock import NEVER
 from elastic_runtime.errors import EXIT_FAILED
 from elastic_runtime.protocol.messages import (
     Change,
@@ -62,6 +64,7 @@ from tests.unit.agent.lifecycle.in_place_agent import (
     ready,
     returned,
     sealed,
+    trained,
     with_server,
 )
 
@@ -158,21 +161,47 @@ def test_the_job_ends_well_when_all_have_returned() -> None:
 
 def test_nobody_is_taken_in_once_training_is_over() -> None:
     """The order may be written while the workers return: they end well in spite of it."""
+    grow = Switch(1, broken=False, reason="node b joins", grows=True)
     agent = InPlaceAgent().in_round()
-    agent.take(returned(0, 1))
-    assert not agent.said(TrainReturned)  # the other one may hold it up
-    agent.take(returned(1, 1))
+    agent.take(trained(0, 1))
     assert agent.said(TrainReturned) == [TrainReturned(1)]
-    for local_rank in (0, 1):
-        agent.take(Switch(1, broken=False, reason="node b joins", grows=True))
+    saw = [grow, trained(1, 1), grow, returned(0, 1), grow, returned(1, 1), grow]
+    for event in (*saw, WorkerExited(1, 0, 0), grow):
+        agent.take(event)
         assert not agent.actions
-        agent.take(WorkerExited(1, local_rank, 0))
+    agent.take(WorkerExited(1, 1, 0))
     assert agent.said(Done) == [Done(1)]
-    agent.take(Switch(1, broken=False, reason="node b joins", grows=True))
+    agent.take(grow)
     assert not agent.actions
-    agent.take(Switch(1, broken=True, reason="node c was lost", grows=False))
+    agent.take(Switch(1, broken=True, reason="node c was lost"))
     assert agent.said(LeftRound)
     assert agent.asked(StartForNextRound)
+
+
+def test_an_order_to_grow_is_void_once_all_have_come_to_the_end() -> None:
+    """Nobody reads at which step the world is to change: that must not end the last save."""
+    agent = InPlaceAgent().in_round()
+    agent.take(Switch(1, broken=False, reason="node b joins", grows=True))
+    assert agent.told(Change)
+    (alarm,) = agent.asked(SetAlarm)
+    agent.take(trained(0, 1))
+    assert agent.asked(SetAlarm) == [SetAlarm(NEVER)]
+    assert alarm.at < NEVER
+
+
+def test_who_is_asked_to_leave_at_the_end_has_its_time() -> None:
+    agent = InPlaceAgent().in_round()
+    agent.take(LeaveRequested(15))
+    agent.take(trained(0, 1))
+    assert agent.said(TrainReturned)
+    assert not agent.asked(SetAlarm)
+
+
+def test_the_end_of_a_broken_round_is_not_told() -> None:
+    agent = InPlaceAgent().in_round()
+    agent.take(killed(1, 1))
+    agent.take(trained(0, 1))
+    assert not agent.actions
 
 
 def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:

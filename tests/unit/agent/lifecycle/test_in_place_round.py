@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
     Phase,
 )
@@ -64,6 +66,24 @@ def test_an_excluded_node_asks_in_again_with_the_same_processes() -> None:
     agent.take(left(1, 1))
     assert agent.said(Join) == [Join(workers=2)]
     assert not agent.asked(StartForNextRound)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_node_that_is_excluded_at_its_end_joins_as_a_new_one(ended: bool) -> None:
+    """It was suspended, say: the others have begun again, and it would wait for ever."""
+    agent = InPlaceAgent(replace(SETTINGS, workers=1))
+    for event in (ForkServerReady(), sealed(1, workers=1), ready(0), returned(0, 1)):
+        agent.take(event)
+    if ended:
+        agent.take(WorkerExited(1, 0, 0))
+    agent.take(Excluded("the job went on without this node"))
+    if not ended:
+        assert agent.asked(StopWorkers)
+        agent.take(WorkerExited(1, 0, -15))
+    assert agent.asked(StartForNextRound) == [StartForNextRound((0,))]
+    assert not agent.said(Join)  # with nothing to offer yet
+    agent.take(ready(0))
+    assert agent.said(Join) == [Join(workers=1)]
 
 
 def test_a_worker_that_returns_from_a_broken_round_does_not_end_it_well() -> None:

@@ -7,22 +7,29 @@ from dataclasses import replace
 import pytest
 
 from elastic_runtime.protocol.records import (
+    ASKED,
     DONE,
+    GONE,
+    IN,
     OUTCOME,
     SWITCH,
+    FaultReport,
     NodeRecord,
     OutcomeRecord,
     SwitchRecord,
 )
 from elastic_runtime.protocol.round_records import Member
-from elastic_runtime.rendezvous.core.membership_events import Tick
+from elastic_runtime.rendezvous.core.formation.member_status import has_returned
+from elastic_runtime.rendezvous.core.membership_events import Tick, TrainReturned
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
     NodeUnderTest,
     back,
     job,
+    member,
     node,
+    own_record,
     sealed,
 )
 
@@ -55,7 +62,7 @@ def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
 ) -> None:
     tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
     tested.wants(node("a", full=1))
-    two = replace(sealed(3, "a", "b"), members=(member("a", 1), member("b", 1)))
+    two = replace(sealed(3, "a", "b"), members=(with_workers("a", 1), with_workers("b", 1)))
     tested.sees(job(in_place=True), two, node("a", full=1), node("b", full=3))
     tested.changes(node("b", full=3, workers=now))
     assert bool(tested.written(SwitchRecord, SWITCH)) is not waits
@@ -87,13 +94,51 @@ def test_the_end_of_what_follows_the_training_is_waited_for() -> None:
     assert outcome.succeeded
 
 
-def test_those_that_have_ended_are_told_that_another_one_has_not() -> None:
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("goes", [True, False])
+def test_those_that_do_not_obey_are_told_that_another_one_has_left(ended: bool, goes: bool) -> None:
     tested = ordered_too_late()
-    tested.wants(done("a")).changes(done("a"), back("b", 3, workers=0))
+    asked = FaultReport(3, ASKED, "the node was asked to leave")
+    other = back("b", 3, asked if goes else None, workers=0, status=GONE if goes else IN)
+    if ended:
+        tested.wants(done("a")).changes(done("a"))
+    tested.changes(other)
     order = tested.written(SwitchRecord, SWITCH)
     assert order is not None
     assert order.broken
     assert order.reason == "node b left before its script had ended"
+
+
+def test_under_another_order_those_who_leave_have_their_time() -> None:
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
+    order = SwitchRecord(3, LIFE, broken=False, reason="node b was asked to leave")
+    asked = FaultReport(3, ASKED, "the node was asked to leave")
+    others = back("b", 3, asked, status=GONE), done("c")
+    tested.wants(node("a", full=1))
+    tested.sees(job(in_place=True), sealed(3, "a", "b", "c"), order, node("a", full=1), *others)
+    assert tested.written(SwitchRecord, SWITCH) is None
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_smaller_world_is_for_those_who_train(over: bool) -> None:
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
+    second = node("b", full=1, incarnation=LIFE, returned=3 if over else 0)
+    tested.wants(node("a", full=1))
+    tested.sees(job(1, 1, in_place=True), sealed(3, "a", "b"), node("a", full=1), second)
+    order = tested.written(SwitchRecord, SWITCH)
+    assert (order is None) is over
+    assert order is None or not order.grows
+
+
+def test_what_a_node_says_of_the_end_is_kept_until_it_is_in_another_life() -> None:
+    tested = member()
+    tested.feed(TrainReturned(3))
+    own = own_record(tested)
+    assert own is not None
+    assert (own.returned, own.incarnation) == (3, LIFE)
+    assert has_returned(own, sealed(3, "a"))
+    for other in (sealed(4, "a"), replace(sealed(3, "a"), incarnation="another")):
+        assert not has_returned(own, other)
 
 
 def ordered_too_late() -> NodeUnderTest:
@@ -112,5 +157,5 @@ def done(name: str) -> NodeRecord:
     return node(name, full=1, incarnation=LIFE, returned=3, done_round=3, status=DONE)
 
 
-def member(name: str, workers: int) -> Member:
+def with_workers(name: str, workers: int) -> Member:
     return Member(name, name, "127.0.0.1", workers, 1000 + ord(name[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -180,8 +181,9 @@ def test_a_job_whose_nodes_are_all_done_is_over() -> None:
     assert outcome.succeeded
 
 
-def test_the_end_of_some_is_no_reason_to_begin_again() -> None:
-    well = node("c", status=DONE, incarnation=LIFE, done_round=3)
+@pytest.mark.parametrize("end", [{"status": DONE, "done_round": 3}, {"returned": 3}])
+def test_the_end_of_some_is_no_reason_to_begin_again(end: dict[str, Any]) -> None:
+    well = node("c", incarnation=LIFE, **end)
     tested = _patient(_leader(*map(node, "adef"), well))
     assert tested.transaction(SWITCH) is None
 

@@ -178,6 +178,15 @@ def test_an_order_to_leave_is_passed_on_and_passed_on_again_when_it_gets_worse()
     ]
 
 
+def test_an_order_to_grow_is_passed_on_as_one_and_followed_by_another() -> None:
+    """Who does not obey it must hear of the other one."""
+    grows = replace(switch(3, broken=False), grows=True)
+    tested = member().changes(grows)
+    assert [notice.grows for notice in tested.told(Switch)] == [True]
+    tested.changes(replace(grows, grows=False))
+    assert [(notice.broken, notice.grows) for notice in tested.told(Switch)] == [(False, False)]
+
+
 def test_a_round_that_was_called_off_before_it_was_heard_of_is_left() -> None:
     shown = (job(), sealed(3, "a", "b"), switch(3, broken=True), node("a"), node("b"))
     tested = NodeUnderTest("b").sees(*shown, wide=False)
