@@ -323,8 +323,7 @@ class _Loop:
         self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
         gloo = GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)
-        past = EarlierRounds(incarnation, order.committed)
-        self._recovery.recover(gloo, world, past)
+        self._recovery.recover(gloo, world, EarlierRounds(incarnation, order.committed))
         end_break(world.rank, world.size)
         recovering = time.monotonic() - began
         if not self._entered:
@@ -333,8 +332,7 @@ class _Loop:
         self._note(RoundEntered(round(connecting, 4), round(recovering, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._stores.connect_ahead(order.spares)
-        commit = _Commit(self, group, ranks)
-        self._state._on_commit = commit
+        self._state._on_commit = commit = _Commit(self, group, ranks)
         self._state._gate = OptimizerGate(partial(error_classification.check_groups, ranks))
         self._state._replica_check = commit.replica_check()
         with self._here.in_train():
