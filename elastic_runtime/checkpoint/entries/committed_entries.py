@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-@runtime_checkable
-class Committing(Protocol):
-    """An entry that advances with each step, such as a sampler with its cursor."""
-
-    def commit(self) -> None:
-        """Advances by one step."""
 
 
 # For each entry, by its identity: the token of the checkpointer that advanced it last.
@@ -31,7 +25,7 @@ class CommittedEntries:
         Args:
             entries: all entries of the checkpointer, by name.
         """
-        self._entries = {k: e for k, e in entries.items() if isinstance(e, Committing)}
+        self._entries = {name: entry for name, entry in entries.items() if _commits(entry)}
         self._has_committed = False
         self._token = object()
 
@@ -50,3 +44,9 @@ class CommittedEntries:
             _committers[id(entry)] = self._token
             entry.commit()
         self._has_committed = True
+
+
+def _commits(entry: Any) -> bool:
+    """Whether an entry has a method of that name, and not a layer or somebody's revision."""
+    commit = getattr(entry, "commit", None)
+    return callable(commit) and not isinstance(commit, torch.nn.Module)

@@ -8,18 +8,19 @@ process that trains, which only knows where each one is.
 
 from __future__ import annotations
 
+import copy
 import errno
+import io
 import itertools
 import mmap
 import os
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-# What ``pickle`` raises for what it cannot do.
-UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
 
 _WORD = 8  # bytes of a number
 # Linux takes so many pieces at once.
@@ -63,7 +64,7 @@ class BlobOwner:
             samples: anything that can be pickled.
             age: of the blob.
         """
-        pieces = [pickle.dumps(sample, pickle.HIGHEST_PROTOCOL) for sample in samples]
+        pieces = [packed(sample) for sample in samples]
         serial = next(self._serials)
         # The serial, how many there are, and where each one ends.
         ends = itertools.accumulate(map(len, pieces), initial=_WORD * (len(pieces) + 3))
@@ -160,30 +161,73 @@ class BlobReader:
         return content, words[2 : words[1] + 3]
 
 
+class _Pickler(pickle.Pickler):
+    """Packs of a tensor that is a part of a larger one that part only."""
+
+    def reducer_override(self, given: Any) -> Any:
+        """See ``pickle``; called for what is not of Python's own types."""
+        if type(given) is not torch.Tensor or given.requires_grad or given.is_meta:
+            return NotImplemented
+        if given.layout is not torch.strided:
+            return NotImplemented
+        if given.untyped_storage().nbytes() == given.numel() * given.element_size():
+            return NotImplemented
+        return given.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def packed(sample: Any) -> bytes:
+    """A sample as bytes.
+
+    Args:
+        sample: anything that can be pickled.
+    """
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(sample)
+    return file.getvalue()
+
+
+def _is_flat(sample: Any) -> bool:
+    kind = type(sample)
+    if kind is dict:
+        return _CONSTANT.issuperset(map(type, sample.values()))
+    return kind in _CONSTANT
+
+
 def separate(sample: Any) -> Any:
     """The same for a function that may change it: after a fault the sample may be needed again.
 
     Args:
-        sample: anything; what cannot be pickled is given as it is.
+        sample: anything; what cannot be copied, such as an open file, is given as it is.
     """
     kind = type(sample)
     if kind in _CONSTANT:
         return sample
-    if kind is dict and _CONSTANT.issuperset(map(type, sample.values())):
-        return dict(sample)
+    if kind is torch.Tensor and not sample.requires_grad:
+        return sample.clone()
+    if kind is dict:
+        return dict(sample) if _is_flat(sample) else {k: separate(v) for k, v in sample.items()}
+    if kind is list or kind is tuple:
+        flat = _CONSTANT.issuperset(map(type, sample))
+        return kind(sample) if flat else kind(map(separate, sample))
     try:
-        return pickle.loads(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))
-    except UNPICKLABLE:
+        return copy.deepcopy(sample)
+    except MemoryError:
+        raise
+    except Exception:  # whatever it is that refuses
         return sample
 
 
 class LoneSamples:
-    """Those of a loader with one process, which need not be packed."""
+    """Those of a loader with one process, which nobody else needs.
+
+    Bytes and numbers are kept as they are. The rest is packed all the same: a list of numbers takes
+    ten times as much memory, and what refers to a file keeps that open.
+    """
 
     def __init__(self) -> None:
         """Has none yet."""
         self._serials = itertools.count(1)
-        self._held: dict[BlobName, Sequence[Any]] = {}
+        self._held: dict[BlobName, list[tuple[Any, bool]]] = {}
 
     def keep(self, samples: Sequence[Any], age: tuple[int, int]) -> BlobName:
         """Holds samples; as ``BlobOwner.keep``, but for the descriptor.
@@ -193,11 +237,11 @@ class LoneSamples:
             age: which lot they belong to.
         """
         name = BlobName(os.getpid(), -1, next(self._serials), age)
-        self._held[name] = samples
+        self._held[name] = [_kept(sample) for sample in samples]
         return name
 
     def sample(self, name: BlobName, number: int) -> Any:
-        """One sample, itself.
+        """One sample, that may be changed.
 
         Args:
             name: of those with which it was kept.
@@ -207,9 +251,10 @@ class LoneSamples:
             BlobGone: they are not kept any more, or by a process that has ended.
         """
         try:
-            return self._held[name][number]
+            sample, is_packed = self._held[name][number]
         except KeyError:
             raise BlobGone from None
+        return pickle.loads(sample) if is_packed else separate(sample)
 
     def drop_before(self, age: tuple[int, int]) -> None:
         """Forgets the samples of earlier lots.
@@ -219,6 +264,18 @@ class LoneSamples:
         """
         for name in [name for name in self._held if name.age < age]:
             del self._held[name]
+
+
+def _kept(sample: Any) -> tuple[Any, bool]:
+    """How a lone process keeps a sample, and whether that is packed."""
+    if _is_flat(sample):
+        return sample, False
+    try:
+        return packed(sample), True
+    except MemoryError:
+        raise
+    except Exception:  # whatever it is that refuses
+        return sample, False
 
 
 class SharedSamples:

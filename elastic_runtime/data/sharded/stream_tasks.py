@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from elastic_runtime.data.sample_seeds import Moment, begin
 from elastic_runtime.data.sharded.sample_blobs import (
-    UNPICKLABLE,
     BlobGone,
     LoneSamples,
     SharedSamples,
@@ -197,21 +196,25 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
         decoded = []
         for given, shard in zip(task.samples, task.shards, strict=True):
             try:
-                sample = given if self._kept is None else self._kept.sample(*given)
+                sample = self._taken(given)
             except BlobGone:
                 return ReadFailure("the samples of this step are not kept any more", final=False)
-            if self._gives_away and not isinstance(self._kept, SharedSamples):
-                sample = separate(sample)
             try:
                 decoded.append(self._decode(sample) if self._decode else sample)
             except ValueError as error:  # which those of JSON and of encodings are
-                what = f"{type(error).__name__}: {error}: {sample!r:.100}"
+                what = f"{type(error).__name__}: {error}: {self._taken(given)!r:.100}"
                 text = f"a sample of the shard {self._name(shard)} cannot be decoded: {what}"
                 return ReadFailure(text, final=True)
             except Exception as error:  # perhaps a mistake in decode=: its traceback is needed
-                error.add_note(f"in a sample of the shard {self._name(shard)}: {sample!r:.100}")
+                before = self._taken(given)  # which decode= has changed, perhaps
+                error.add_note(f"in a sample of the shard {self._name(shard)}: {before!r:.100}")
                 raise
         return self._collate(decoded)
+
+    def _taken(self, given: Any) -> Any:
+        if self._kept is not None:
+            return self._kept.sample(*given)
+        return separate(given) if self._gives_away else given
 
     def _name(self, shard: int) -> str:
         return self._names[shard] or f"number {shard}"
@@ -226,13 +229,18 @@ def _kept_apart(
         return found
     try:
         blob = kept_here.keep(samples, (found[0][0].epoch, found[0][0].lot))
-    except UNPICKLABLE as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # pickle has several of its own, and passes on those of samples
+        if getattr(error, "errno", None) is not None:
+            raise  # there is no room for it
         what = f"{type(error).__name__}: {error}"
         text = (
             f"what read= gives cannot be passed from one loader process to another ({what}): give "
             "plain values, and make of them in decode= what a batch needs, or take num_workers=1"
         )
-        return [(key, ReadFailure(text, final=True)) for key, _ in found]
+        failed = ReadFailure(text, final=True)
+        return [(key, failed if isinstance(one, HeldWindow) else one) for key, one in found]
     kept: list[tuple[WindowKey, HeldWindow | ReadFailure]] = []
     first = 0
     for key, window in found:

@@ -382,7 +382,7 @@ class StatefulPart:
 
     def commit(self) -> None:
         """Moves on what moves on with each step, such as a sampler with its cursor."""
-        if self._commit is not None:
+        if callable(self._commit):  # else it may be the revision of somebody's code
             self._commit()
 
     def snapshot(self) -> None:

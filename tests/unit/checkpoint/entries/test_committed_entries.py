@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from elastic_runtime.checkpoint.entries.committed_entries import CommittedEntries
 from elastic_runtime.errors import UsageError
@@ -16,6 +19,13 @@ class Cursor:
 
     def commit(self) -> None:
         self.at += 1
+
+
+def test_what_has_that_name_and_is_no_method_is_left_alone() -> None:
+    """A layer, and the revision of somebody's code."""
+    layered, named = torch.nn.Module(), SimpleNamespace(commit="1f0e2a")
+    layered.commit = torch.nn.Linear(1, 1)
+    CommittedEntries({"model": layered, "config": named}).commit()
 
 
 def test_only_entries_with_a_commit_move_on() -> None:

@@ -179,18 +179,25 @@ def test_the_text_for_many_ranks_at_different_places_is_short() -> None:
 @pytest.mark.parametrize(
     ("setting", "rules"),
     [
-        ("their number of shards (rank 0: 9, rank 1: 1", replace(LOT.rules, shards=1)),
-        ("batch_size= (rank 0: 4, rank 1: 8", replace(LOT.rules, batch=8, seed=3)),
-        ("streams= (rank 0: 3, rank 1: 2", replace(LOT.rules, streams=2)),
-        ("shuffle_buffer= (rank 0: 0, rank 1: 100", replace(LOT.rules, shuffle=100)),
-        ("seed= (rank 0: 0, rank 1: 1", replace(LOT.rules, seed=1)),
+        ("their number of shards (1 on rank 1; 9 on", replace(LOT.rules, shards=1)),
+        ("batch_size= (8 on rank 1; 4 on", replace(LOT.rules, batch=8, seed=3)),
+        ("streams= (2 on rank 1; 3 on", replace(LOT.rules, streams=2)),
+        ("shuffle_buffer= (100 on rank 1; 0 on", replace(LOT.rules, shuffle=100)),
+        ("seed= (1 on rank 1; 0 on", replace(LOT.rules, seed=1)),
     ],
 )
 def test_ranks_with_other_settings_are_told_which(setting: str, rules: EpochRules) -> None:
     own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
     lots = (LOT, begin_epoch(rules, 2), LOT)
     text = refused(settled(*own, lots=lots), UsageError)
-    assert text.startswith(f"the streams of the ranks differ in {setting}, rank 2: ")
+    assert text.startswith(f"the streams of the ranks differ in {setting} ranks 0, 2): ")
+
+
+def test_one_rank_of_many_with_other_settings_is_named() -> None:
+    own: list[Own] = [{} for _ in range(100)]
+    other = begin_epoch(replace(LOT.rules, seed=7), 2)
+    text = refused(settled(*own, lots=(*[LOT] * 77, other, *[LOT] * 22)), UsageError)
+    assert "seed= (7 on rank 77; 0 on ranks 0, 1, 2, 3 and 95 more)" in text
 
 
 def test_ranks_with_different_shards_are_refused() -> None:

@@ -10,7 +10,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +22,7 @@ from elastic_runtime.data.sharded.sample_blobs import (
     BlobOwner,
     BlobReader,
     LoneSamples,
+    packed,
     separate,
 )
 
@@ -295,9 +298,12 @@ def test_a_lone_process_keeps_samples_as_they_are_and_drops_old_ones() -> None:
     "sample",
     ["a", 1, b"x", None, (1, [2]), [1, [2]], {"a": 1, "b": b"x"}, {"a": [1], "b": {"c": 2}}],
 )
-def test_what_is_done_to_a_separate_sample_is_not_done_to_it(sample: Any) -> None:
-    before = repr(sample)
-    for other in (separate(sample), separate(sample)):
+@pytest.mark.parametrize("lone", [False, True])
+def test_what_is_done_to_a_separate_sample_is_not_done_to_it(sample: Any, lone: bool) -> None:
+    before, kept = repr(sample), LoneSamples()
+    name = kept.keep([sample], (0, 0))
+    for _ in range(2):
+        other = kept.sample(name, 0) if lone else separate(sample)
         assert other == sample
         if isinstance(other, dict):
             for value in other.values():
@@ -309,6 +315,46 @@ def test_what_is_done_to_a_separate_sample_is_not_done_to_it(sample: Any) -> Non
     assert repr(sample) == before
 
 
-def test_what_cannot_be_separate_is_given_as_it_is() -> None:
-    sample = {"f": lambda: 1}
+@pytest.mark.parametrize("form", [torch.Tensor, np.ndarray], ids=["torch", "numpy"])
+@pytest.mark.parametrize("lone", [False, True])
+def test_a_part_of_something_large_is_copied_alone(form: type, lone: bool) -> None:
+    """As of a shard that is one tensor: each sample would be all of it."""
+    whole: Any = torch.arange(1000.0)
+    whole = whole if form is torch.Tensor else whole.numpy()
+    part, kept = {"x": (whole[10:12], 3), "f": len}, LoneSamples()
+    assert len(packed(part)) < 1000
+    name = kept.keep([part], (0, 0))
+    for _ in range(2):
+        other = kept.sample(name, 0) if lone else separate(part)
+        assert other["x"][0].tolist() == [10.0, 11.0]
+        assert type(other["x"][0]) is form
+        other["x"][0][0] = 5.0
+        storage = torch.as_tensor(other["x"][0]).untyped_storage()
+        assert storage.nbytes() <= 16
+    assert whole[10] == 10.0
+
+
+def test_what_cannot_be_packed_is_copied_as_far_as_that_goes() -> None:
+    kept, number = LoneSamples(), torch.ones(1)
+    with Path(__file__).open() as file:
+        sample = {"f": lambda: 1, "file": file, "number": number}
+        name = kept.keep([sample], (0, 0))
+        for other in (separate(sample), kept.sample(name, 0)):
+            other["number"] *= 2
+            assert other["f"]() == 1
+            assert other["file"] is file
+    assert number == 1
+
+
+class _Refuses:
+    """Like a picture that is opened when it is needed, and is damaged."""
+
+    def __getstate__(self) -> Any:
+        raise OSError("truncated")
+
+
+def test_a_sample_that_refuses_to_be_copied_is_still_given() -> None:
+    """What reads it may know what to do."""
+    sample, kept = _Refuses(), LoneSamples()
     assert separate(sample) is sample
+    assert kept.sample(kept.keep([sample], (0, 0)), 0) is sample

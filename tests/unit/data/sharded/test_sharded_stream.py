@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import random
-import traceback
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import psutil
 import pytest
-import torch
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
@@ -24,7 +22,7 @@ from tests.unit.data.play import world_of
 from tests.unit.data.sharded.ranks import GlobalStep, live, write_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from elastic_runtime.data.sharded.sharded_stream import ShardedStream
 
@@ -238,61 +236,6 @@ def test_a_sample_that_cannot_be_decoded_is_one_clear_line(processes: int, tmp_p
     with pytest.raises(
         BrokenShard, match=r"^a sample of the shard .*a.jsonl cannot be decoded: .*$"
     ):
-        next(iter(stream))
-
-
-@pytest.mark.parametrize("processes", [0, 1])
-def test_a_mistake_in_decode_has_its_traceback_and_the_sample(processes: int) -> None:
-    def decode(letter: str) -> int:
-        return {"a": 1}[letter]
-
-    stream = elastic.ShardedStream(
-        ["a", "axa"], read=letters, decode=decode, batch_size=4, num_workers=processes
-    )
-    with pytest.raises(KeyError) as raised:
-        next(iter(stream))
-    told = "".join(traceback.format_exception(raised.value))
-    assert "in decode" in told
-    assert "in a sample of the shard axa: 'x'" in told
-
-
-@pytest.mark.parametrize("processes", [0, 1, 2])
-def test_decode_may_change_what_it_is_given(processes: int) -> None:
-    """A step that was not committed is made of the same samples again in the next world."""
-
-    def decode(sample: dict[str, Any]) -> float:
-        sample["pixels"] *= 2
-        return float(sample.pop("pixels").sum()) + len(sample.pop("words").pop())
-
-    stream = elastic.ShardedStream(
-        [3, 4], read=pictures, decode=decode, batch_size=2, num_workers=processes
-    )
-    for _ in range(3):
-        stream.enter(world_of(0, 1))
-        assert [batch.tolist() for batch in stream][:2] == [[1.0, 1.0], [5.0, 5.0]]
-
-
-def pictures(shard: int) -> Iterator[dict[str, Any]]:
-    """Some of a shard: nested, and such as can be changed in place."""
-    for number in range(shard):
-        yield {"pixels": torch.full((2,), float(number)), "words": ["a", "b"]}
-
-
-def test_samples_that_cannot_be_passed_on_are_one_clear_line() -> None:
-    def functions(shard: str) -> Iterator[Any]:
-        for letter in shard:
-            yield lambda letter=letter: letter
-
-    def call(function: Callable[[], str]) -> str:
-        return function()
-
-    settings: Any = {"read": functions, "decode": call, "batch_size": 4}
-    for processes in (0, 1):
-        stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=processes)
-        assert list(stream) == [["a", "b", "c", "d"]]
-    stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=2)
-    words = r"^rank 0: what read= gives cannot be passed .* Can't pickle .*, or take num_workers=1$"
-    with pytest.raises(BrokenShard, match=words):
         next(iter(stream))
 
 

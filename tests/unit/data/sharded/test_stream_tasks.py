@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 
 import elastic_runtime as elastic
 from elastic_runtime.data.sample_seeds import Moment
+from elastic_runtime.data.sharded import stream_tasks
 from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
 from elastic_runtime.data.sharded.stream_tasks import (
     HeldWindow,
@@ -26,9 +30,11 @@ from elastic_runtime.data.sharded.stream_tasks import (
     WindowKey,
 )
 from elastic_runtime.data.sharded.window_reader import Run
+from elastic_runtime.errors import BrokenShard
+from tests.unit.data.play import world_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 NOW = Moment(seed=5, epoch=2)
 
@@ -320,6 +326,20 @@ def test_an_error_of_another_kind_in_decode_is_the_users() -> None:
     assert raised.value.__notes__ == ["in a sample of the shard number 0: 7"]
 
 
+def test_a_lone_process_forgets_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone = SimpleNamespace(num_workers=1)
+    monkeypatch.setattr(stream_tasks, "get_worker_info", lambda: lone)
+    made = ShardWork([[1, 2, 3, 4]], Shards(), None, None)
+    key, kept = WindowKey(0, 0, 0, Place((0,)), 1), []
+    for lot in range(4):
+        ((_, window),) = made[ReadTask([replace(key, lot=lot)], (0, lot))].windows
+        kept.append(StepTask(0, NOW, [window.sample(0)], [0], (0, lot)))
+        assert made[kept[-1]][1].tolist() == [1]
+    for task in kept[:-1]:
+        assert isinstance(made[task][1], ReadFailure)
+    assert made[kept[-1]][1].tolist() == [1]
+
+
 def test_nothing_to_do_gives_nothing() -> None:
     assert work([1])[None] is None
 
@@ -345,3 +365,76 @@ def test_a_loader_gives_the_results_of_its_tasks_and_is_never_at_its_end() -> No
     loader.drop()
     assert loader.result() is None
     assert loader.result() is None
+
+
+# ------------------------------------------------------------ as a stream has it
+
+
+def letters(shard: str) -> Iterator[str]:
+    """A function of the user's that reads a shard."""
+    yield from shard
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_mistake_in_decode_has_its_traceback_and_the_sample(processes: int) -> None:
+    def decode(letter: str) -> int:
+        return {"a": 1}[letter]
+
+    stream = elastic.ShardedStream(
+        ["a", "axa"], read=letters, decode=decode, batch_size=4, num_workers=processes
+    )
+    with pytest.raises(KeyError) as raised:
+        next(iter(stream))
+    told = "".join(traceback.format_exception(raised.value))
+    assert "in decode" in told
+    assert "in a sample of the shard axa: 'x'" in told
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_decode_may_change_what_it_is_given(processes: int) -> None:
+    """A step that was not committed is made of the same samples again in the next world."""
+
+    def decode(sample: dict[str, Any]) -> float:
+        sample["pixels"] *= 2
+        return float(sample.pop("pixels").sum()) + len(sample.pop("words").pop())
+
+    stream = elastic.ShardedStream(
+        [3, 4], read=pictures, decode=decode, batch_size=2, num_workers=processes
+    )
+    for _ in range(3):
+        stream.enter(world_of(0, 1))
+        assert [batch.tolist() for batch in stream][:2] == [[1.0, 1.0], [5.0, 5.0]]
+
+
+def test_collate_may_change_what_it_is_given() -> None:
+    def collate(samples: list[dict[str, Any]]) -> int:
+        return len([sample.pop("words") for sample in samples])
+
+    stream = elastic.ShardedStream([3, 3], read=pictures, collate_fn=collate, batch_size=2)
+    for _ in range(2):
+        stream.enter(world_of(0, 1))
+        assert list(stream) == [2, 2, 2]
+
+
+def pictures(shard: int) -> Iterator[dict[str, Any]]:
+    """Some of a shard: nested, and such as can be changed in place."""
+    for number in range(shard):
+        yield {"pixels": torch.full((2,), float(number)), "words": ["a", "b"]}
+
+
+def test_samples_that_cannot_be_passed_on_are_one_clear_line() -> None:
+    def functions(shard: str) -> Iterator[Any]:
+        for letter in shard:
+            yield lambda letter=letter: letter
+
+    def call(function: Callable[[], str]) -> str:
+        return function()
+
+    settings: Any = {"read": functions, "decode": call, "batch_size": 4}
+    for processes in (0, 1):
+        stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=processes)
+        assert list(stream) == [["a", "b", "c", "d"]]
+    stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=2)
+    words = r"^rank 0: what read= gives cannot be passed .* Can't pickle .*, or take num_workers=1$"
+    with pytest.raises(BrokenShard, match=words):
+        next(iter(stream))

@@ -11,6 +11,7 @@ from torch import nn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
+from elastic_runtime.worker.state.state_parts import StatefulPart
 from elastic_runtime.worker.state.training_state import State
 from tests.unit.worker.state.small_job import Job, copy_of, has_status
 
@@ -126,3 +127,18 @@ def test_refuses_what_it_cannot_keep() -> None:
     loose = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
     with pytest.raises(UsageError, match=r"'optim' \(shape \(3,\)\) belongs to no module"):
         State(optim=loose)
+
+
+class _OfARevision:
+    commit = "1f0e2a"
+
+    def state_dict(self) -> dict[str, str]:
+        return {"commit": self.commit}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        self.commit = state["commit"]
+
+
+def test_a_commit_that_is_no_method_is_left_alone() -> None:
+    """Such as the revision of somebody's code."""
+    StatefulPart("config", _OfARevision()).commit()
