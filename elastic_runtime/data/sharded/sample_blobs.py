@@ -170,7 +170,7 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         if given.layout is not torch.strided:
             return NotImplemented
-        if given.untyped_storage().nbytes() == given.numel() * given.element_size():
+        if given.untyped_storage().nbytes() <= given.numel() * given.element_size():
             return NotImplemented
         return given.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
@@ -209,12 +209,18 @@ def separate(sample: Any) -> Any:
     if kind is list or kind is tuple:
         flat = _CONSTANT.issuperset(map(type, sample))
         return kind(sample) if flat else kind(map(separate, sample))
-    try:
-        return copy.deepcopy(sample)
-    except MemoryError:
-        raise
-    except Exception:  # whatever it is that refuses
-        return sample
+    for copied in (_repacked, copy.deepcopy):
+        try:
+            return copied(sample)
+        except MemoryError:
+            raise
+        except Exception:  # whatever it is that refuses: perhaps the other way is open
+            continue
+    return sample
+
+
+def _repacked(sample: Any) -> Any:
+    return pickle.loads(packed(sample))
 
 
 class LoneSamples:

@@ -305,8 +305,15 @@ def _of_incarnation(state: NodeState) -> NodeRecord | None:
     record, ran = state.own.record, state.own.round
     if record is None or ran is None or ran.incarnation == record.incarnation:
         return record
-    ours = replace(record, incarnation=ran.incarnation, left=0, rank=-1, done_round=0, fault=None)
-    return replace(ours, returned=0)
+    return replace(
+        record,
+        incarnation=ran.incarnation,
+        left=0,
+        rank=-1,
+        returned=0,
+        done_round=0,
+        fault=None,
+    )
 
 
 def _workers_available(state: NodeState, workers: int, store_port: int) -> NodeState:

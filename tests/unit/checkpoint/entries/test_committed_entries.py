@@ -24,8 +24,9 @@ class Cursor:
 def test_what_has_that_name_and_is_no_method_is_left_alone() -> None:
     """A layer, and the revision of somebody's code."""
     layered, named = torch.nn.Module(), SimpleNamespace(commit="1f0e2a")
-    layered.commit = torch.nn.Linear(1, 1)
-    CommittedEntries({"model": layered, "config": named}).commit()
+    layered.commit, cursor = torch.nn.Linear(1, 1), Cursor()
+    CommittedEntries({"model": layered, "config": named, "cursor": cursor}).commit()
+    assert cursor.at == 1
 
 
 def test_only_entries_with_a_commit_move_on() -> None:

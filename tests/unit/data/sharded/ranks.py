@@ -11,6 +11,7 @@ from elastic_runtime.data.sharded import sharded_stream
 from tests.unit.data.play import world_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import pytest
@@ -145,3 +146,8 @@ def _train(
             return
     while waiting and len(made) < steps:
         commit()
+
+
+def letters(shard: str) -> Iterator[str]:
+    """A function of the user's that reads a shard."""
+    yield from shard

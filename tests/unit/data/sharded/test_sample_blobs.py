@@ -8,7 +8,7 @@ import resource
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -344,6 +344,36 @@ def test_what_cannot_be_packed_is_copied_as_far_as_that_goes() -> None:
             assert other["f"]() == 1
             assert other["file"] is file
     assert number == 1
+
+
+class _Pair(NamedTuple):
+    part: torch.Tensor
+    label: int
+
+
+def test_a_part_of_something_large_within_an_object_is_copied_alone() -> None:
+    whole = torch.arange(1000.0)
+    other = separate([_Pair(whole[10:12], 3)])
+    assert other[0] == _Pair(other[0].part, 3)
+    assert other[0].part.untyped_storage().nbytes() == 8
+    other[0].part[0] = 5.0
+    assert whole[10] == 10.0
+
+
+def test_what_is_smaller_than_it_looks_is_packed_as_it_is() -> None:
+    assert len(packed(torch.ones(1).expand(10_000))) < 1000
+
+
+def test_an_object_of_a_class_within_a_function_is_copied() -> None:
+    """Pickle does not find such a class."""
+
+    class Sample:
+        def __init__(self) -> None:
+            self.words = ["a"]
+
+    sample = Sample()
+    separate(sample).words.clear()
+    assert sample.words == ["a"]
 
 
 class _Refuses:

@@ -19,7 +19,7 @@ import pytest
 import elastic_runtime as elastic
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 from tests.unit.data.play import world_of
-from tests.unit.data.sharded.ranks import GlobalStep, live, write_shards
+from tests.unit.data.sharded.ranks import GlobalStep, letters, live, write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,11 +237,6 @@ def test_a_sample_that_cannot_be_decoded_is_one_clear_line(processes: int, tmp_p
         BrokenShard, match=r"^a sample of the shard .*a.jsonl cannot be decoded: .*$"
     ):
         next(iter(stream))
-
-
-def letters(shard: str) -> Iterator[str]:
-    """A function of the user's that reads a shard."""
-    yield from shard
 
 
 def test_any_function_may_read(tmp_path: Path) -> None:

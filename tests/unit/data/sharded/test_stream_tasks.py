@@ -32,6 +32,7 @@ from elastic_runtime.data.sharded.stream_tasks import (
 from elastic_runtime.data.sharded.window_reader import Run
 from elastic_runtime.errors import BrokenShard
 from tests.unit.data.play import world_of
+from tests.unit.data.sharded.ranks import letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -368,11 +369,6 @@ def test_a_loader_gives_the_results_of_its_tasks_and_is_never_at_its_end() -> No
 
 
 # ------------------------------------------------------------ as a stream has it
-
-
-def letters(shard: str) -> Iterator[str]:
-    """A function of the user's that reads a shard."""
-    yield from shard
 
 
 @pytest.mark.parametrize("processes", [0, 1])

@@ -129,16 +129,19 @@ def test_refuses_what_it_cannot_keep() -> None:
         State(optim=loose)
 
 
-class _OfARevision:
-    commit = "1f0e2a"
+class _Counting:
+    """Its ``commit`` is a method, or else what somebody has put there."""
 
-    def state_dict(self) -> dict[str, str]:
-        return {"commit": self.commit}
+    def __init__(self, commit: Any = None) -> None:
+        self.commits = 0
+        self.commit = commit or self._count
 
-    def load_state_dict(self, state: dict[str, str]) -> None:
-        self.commit = state["commit"]
+    def _count(self) -> None:
+        self.commits += 1
 
 
 def test_a_commit_that_is_no_method_is_left_alone() -> None:
     """Such as the revision of somebody's code."""
-    StatefulPart("config", _OfARevision()).commit()
+    for owner, commits in ((_Counting(), 1), (_Counting("1f0e2a"), 0)):
+        StatefulPart("config", owner).commit()
+        assert owner.commits == commits
