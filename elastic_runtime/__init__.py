@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_runtime.data.sharded.sharded_stream import ShardedStream as ShardedStream
+    from elastic_runtime.diloco.diloco import DiLoCo as DiLoCo
+    from elastic_runtime.diloco.diloco import LocalSGD as LocalSGD
     from elastic_runtime.errors import CheckpointError as CheckpointError
     from elastic_runtime.worker.groups.kept_ddp import ddp as ddp
     from elastic_runtime.worker.run import busy as busy
@@ -35,11 +37,13 @@ __version__ = "0.1.0"
 _WHERE = {
     "CheckpointError": "elastic_runtime.errors",
     "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
+    "DiLoCo": "elastic_runtime.diloco.diloco",
     "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
     "Entry": "elastic_runtime.config",
     "GlobalGenerators": "elastic_runtime.checkpoint.entries.per_rank_values",
     "JobConfig": "elastic_runtime.config",
+    "LocalSGD": "elastic_runtime.diloco.diloco",
     "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
     "ShardedStream": "elastic_runtime.data.sharded.sharded_stream",
     "State": "elastic_runtime.worker.state.training_state",
@@ -55,11 +59,13 @@ _WHERE = {
 __all__ = [
     "CheckpointError",
     "Checkpointer",
+    "DiLoCo",
     "ElasticBatchSampler",
     "Endpoint",
     "Entry",
     "GlobalGenerators",
     "JobConfig",
+    "LocalSGD",
     "PerRank",
     "ShardedStream",
     "State",

@@ -22,7 +22,8 @@ from elastic_runtime.worker.round_breaks import use_breaks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elastic_runtime.data.sampler import ElasticBatchSampler, Outlook
+    from elastic_runtime.data.outlook import Outlook
+    from elastic_runtime.data.sampler import ElasticBatchSampler
 
 # Whether a loader of this process is known to be one for training: then others do not read ahead.
 _some_train = False

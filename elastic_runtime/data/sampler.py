@@ -13,13 +13,13 @@ import os
 import threading
 from collections.abc import Iterable, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, Sampler
 
 from elastic_runtime.data.epoch_order import Orders
+from elastic_runtime.data.outlook import Outlook, Stretch
 from elastic_runtime.data.sample_seeds import Batch, Moment, begin
 from elastic_runtime.data.second_split import refuse_second_split
 from elastic_runtime.errors import UsageError
@@ -66,19 +66,6 @@ def present_place() -> tuple[int, int]:
     return world.rank, world.size
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """Where an iteration begins, and which share of each batch it is about."""
-
-    epoch: int
-    cursor: int
-    seed: int
-    rank: int
-    world: int
-    batch: int
-    micro_batch: int
-
-
 class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[misc]
     """A ``batch_sampler`` for a ``DataLoader`` over a map-style data set.
 
@@ -96,6 +83,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         epoch: the epoch that the next step belongs to.
         cursor: how many samples of that epoch are committed.
         commits: how many steps were committed in this process.
+        earlier: batches of which this rank takes other shares than those of the present world.
     """
 
     def __init__(
@@ -151,6 +139,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         self._place = None if rank is None or world is None else (rank, world)
         # What a thread gets instead of this rank's shares.
         self._given: dict[int, Iterable[list[int]]] = {}
+        self.earlier: tuple[Stretch, ...] = ()
         self.epoch = 0
         self.cursor = 0
         self.commits = 0
@@ -184,7 +173,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def outlook(self, rank: int, world: int) -> Outlook:
         """What an iteration would begin with now, as this rank of such a world."""
         now = self.epoch, self.cursor, self._seed
-        return Outlook(*now, rank, world, self._batch, self._micro_batch)
+        return Outlook(*now, rank, world, self._batch, self._micro_batch, self.earlier)
 
     @property
     def is_plain(self) -> bool:
@@ -216,7 +205,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             piece: which, from 0.
         """
         count, share = self._piece(piece)
-        return share * self.place[1] / count
+        return share * self._share_place[1] / count
 
     def share_of_step(self, piece: int) -> float:
         """What a micro-batch counts in a step whose gradients are added up, and not averaged.
@@ -231,7 +220,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             This rank's samples of it, times the number of ranks, by the samples of the step.
         """
         _, share = self._piece(piece)
-        return share * self.place[1] / self._step()
+        return share * self._share_place[1] / self._step()
 
     def samples_in_piece(self, piece: int) -> int:
         """How many samples a micro-batch has on all ranks, in the step that is under way.
@@ -253,10 +242,16 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
 
     def _piece(self, piece: int) -> tuple[int, int]:
         """Samples in a micro-batch of the step that is under way: of all ranks, and of this one."""
-        rank, world = self.place
         count = min(self._micro_batch, self._step() - self._micro_batch * piece)
-        first, end = share_of(count, rank, world)
+        first, end = share_of(count, *self._share_place)
         return count, end - first
+
+    @property
+    def _share_place(self) -> tuple[int, int]:
+        """As which rank of how many this one takes its share of the step that is under way."""
+        here = self.epoch, self.cursor
+        earlier = ((one.rank, one.world) for one in self.earlier if here < one.until)
+        return next(earlier, self.place)
 
     @property
     def batch_sizes(self) -> tuple[int, int]:
@@ -348,7 +343,8 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         return steps * -(-self._batch // self._micro_batch) + -(-rest // self._micro_batch)
 
     def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
-        return self._normalized(epoch, cursor + self._batch)
+        here = (one.batch for one in self.earlier if (epoch, cursor) < one.until)
+        return self._normalized(epoch, cursor + next(here, self._batch))
 
     def _normalized(self, epoch: int, cursor: int) -> tuple[int, int]:
         """This position, or the beginning of the next epoch if no step follows in this one."""
@@ -376,7 +372,7 @@ class Shares:
         self.sampler = sampler
         self.began = outlook.epoch, outlook.cursor
         self.given = 0
-        self._rank, self._world = outlook.rank, outlook.world
+        self._outlook = outlook
         self._begun = False
         self._go_to(*self.began)
 
@@ -389,7 +385,6 @@ class Shares:
     def _go_to(self, epoch: int, cursor: int) -> None:
         sampler = self.sampler
         self._position = epoch, cursor
-        self._sizes = sampler.batch_sizes
         self._step = cursor  # where the global batch begins that the next piece belongs to
         self._moment = Moment(sampler._seed, epoch)
         self._order = sampler._orders.of(*self._moment)
@@ -406,12 +401,12 @@ class Shares:
         epoch, cursor = self._position
         if epoch != self._moment.epoch:
             raise StopIteration
-        whole, micro = self._sizes
-        after = min(cursor + micro, self._step + whole)
-        if after == self._step + whole:
+        share = self._outlook.at(self._position)
+        after = min(cursor + share.micro_batch, self._step + share.batch)
+        if after == self._step + share.batch:
             self._step = after
         batch = self._order[cursor:after]
-        first, end = share_of(len(batch), self._rank, self._world)
+        first, end = share_of(len(batch), share.rank, share.world)
         self._position = self.sampler._normalized(epoch, after)
         self.given += 1
         if self._begun:

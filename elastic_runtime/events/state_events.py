@@ -24,6 +24,37 @@ class StateGiven(NotedEvent):
 
 
 @dataclass(frozen=True)
+class ReplicasKept(NotedEvent):
+    """The world has changed between two syncs, and ranks keep what they have trained alone."""
+
+    name = "state.replicas_kept"
+    sentence = (
+        "{keep} ranks keep their inner steps after step {step} (up to {inner} of {every}), and "
+        "{new} begin with the common model"
+    )
+
+    step: int
+    inner: int
+    every: int
+    keep: int
+    new: int
+
+
+@dataclass(frozen=True)
+class ReplicaDropped(NotedEvent):
+    """What a rank has trained alone is not finite, and the others go on without it."""
+
+    name = "state.replica_dropped"
+    level = WARNING
+    sentence = (
+        "what this rank has trained since step {step} is not finite: it does not count, and the "
+        "rank goes on from the common model"
+    )
+
+    step: int
+
+
+@dataclass(frozen=True)
 class StateUnfit(NotedEvent):
     """A rank has left a round, and others cannot go on from the state in its memory."""
 

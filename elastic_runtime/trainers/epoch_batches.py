@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-    from elastic_runtime.data.sampler import ElasticBatchSampler, Outlook
+    from elastic_runtime.data.outlook import Outlook
+    from elastic_runtime.data.sampler import ElasticBatchSampler
 
 # Of a DataLoader, what its successor has as well.
 _OPTIONS = (

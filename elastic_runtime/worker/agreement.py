@@ -2,7 +2,8 @@
 
 Each rank says what it wishes; the wishes are combined by a small asynchronous max-reduce that is
 started at the end of a step and read at the end of the next one. All ranks start and read at the
-same steps, so all of them read the same answer at the same step, however far apart they run.
+same steps, so all of them read the same answer at the same step, however far apart they run. Where
+commits are rare the next one is too late for an answer: there all ask and wait at each.
 
 It takes some time from the two steps that it touches, so it is not started at every one. With its
 wishes each rank says after how many steps it wants the next one: soon while the round is new, as
@@ -117,6 +118,8 @@ class Agreement:
         self,
         group: dist.ProcessGroup | None,
         foresee: Callable[[], Foreseen] | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         """Starts with nothing wished.
 
@@ -124,9 +127,11 @@ class Agreement:
             group: all ranks, over gloo; the reductions run on it. None: there is only this rank.
             foresee: says when this rank will wish something; asked after its wishes. None: that
                 is never known.
+            waits: each step asks and waits for the answer; nothing is read a step later.
         """
         self._group = group
         self._foresee = foresee or Foreseen
+        self._waits = waits
         self._work: dist.Work | None = None
         # One slot per wish, since a maximum of combined flags would lose some; then the pause, as a
         # negative number, for its minimum. The tensor is a view of the array: reading and writing
@@ -150,6 +155,8 @@ class Agreement:
         """
         if self._group is None:
             return wishes()
+        if self._waits:
+            return self.at_once(wishes())
         now = time.monotonic_ns()
         took = now - self._last
         self._last = now

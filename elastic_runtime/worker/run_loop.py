@@ -78,12 +78,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Out:
-    """The round is left.
-
-    Attributes:
-        planned: all ranks leave at this commit.
-        reason: for people.
-    """
+    """The round is left, where it is ``planned`` by all ranks at this commit."""
 
     planned: bool
     reason: str
@@ -191,10 +186,8 @@ class _Loop:
             gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
             self._recovery.recover(gloo, world, EarlierRounds())
             end_break(world.rank, world.size)
-            self._state._on_commit = commit = _Commit(self, group, None)
-            self._state._replica_check = commit.replica_check()
-            self._state._gate = OptimizerGate(partial(error_classification.check_groups, None))
             with error_classification.explained():
+                _Commit(self, group, None).begin()
                 value = self._train(world)
             self._finish_saving()
             return value
@@ -332,11 +325,10 @@ class _Loop:
         self._note(RoundEntered(round(connecting, 4), round(recovering, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._stores.connect_ahead(order.spares)
-        self._state._on_commit = commit = _Commit(self, group, ranks)
-        self._state._gate = OptimizerGate(partial(error_classification.check_groups, ranks))
-        self._state._replica_check = commit.replica_check()
+        commit = _Commit(self, group, ranks)
         with self._here.in_train():
             with error_classification.explained():
+                commit.begin()
                 value = self._train(world)
             self._state._on_commit = None
             self._await_all(commit, order, ranks)
@@ -416,7 +408,9 @@ class _Commit:
         self._ranks = ranks
         self._group = group if group.size() > 1 else None
         saver = loop._saver
-        self._agreement = Agreement(self._group, saver.foreseen if saver is not None else None)
+        foresee = saver.foreseen if saver is not None else None
+        waits = loop._state._alone is not None
+        self._agreement = Agreement(self._group, foresee, waits=waits)
         if saver is not None:
             saver.count(loop._state.step)
 
@@ -447,9 +441,14 @@ class _Commit:
             self._save_now(step)
             loop._end()
 
-    def replica_check(self) -> ReplicaCheck:
-        """What compares the ranks of this round."""
-        return ReplicaCheck(self._loop._state._parts, self._group)
+    def begin(self) -> None:
+        """From now on the State may be committed."""
+        state = self._loop._state
+        state._on_commit = self
+        state._gate = OptimizerGate(partial(error_classification.check_groups, self._ranks))
+        state._replica_check = ReplicaCheck(state._parts, self._group)
+        if state._alone is not None:
+            state._alone.resume()
 
     def until_all_return(self) -> None:
         """Waits for the other ranks after ``train`` has returned here.

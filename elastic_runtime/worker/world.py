@@ -97,3 +97,17 @@ class FollowsWorld:
         Args:
             gloo: groups of all ranks, valid until the next call.
         """
+
+
+class TrainsAlone(FollowsWorld):
+    """What lets each rank train alone from one commit to the next, such as ``DiLoCo``.
+
+    Attributes:
+        commits: it is committing itself, and nobody else may.
+    """
+
+    commits: bool = False
+
+    def resume(self) -> None:
+        """All ranks have the same commit, and ``train`` is about to be called; it may commit."""
+        raise NotImplementedError

@@ -15,9 +15,8 @@ import torch
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateFresh, StateGiven, StateLoaded, StateNotSaved
 from elastic_runtime.limits import LOST_STEPS_ALLOWED
-from elastic_runtime.worker.recovery.recovery_source import RecoveryKind, choose
+from elastic_runtime.worker.recovery.recovery_source import RecoveryKind, StateLost, choose
 from elastic_runtime.worker.recovery.state_transfer import Restorer, bring_together
-from elastic_runtime.worker.state.training_state import StateLost
 from elastic_runtime.worker.world import FollowsWorld
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class StateRecovery:
         return True
 
     def _enter(self, gloo: GlooGroups, world: World) -> None:
-        for part in self._state.parts.values():
+        for part in (*self._state.parts.values(), self._state._alone):
             if isinstance(part, FollowsWorld):
                 part.enter(world)
                 part.use_groups(gloo)

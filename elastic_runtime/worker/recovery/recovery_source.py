@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from elastic_runtime.errors import ElasticError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class StateLost(ElasticError):
+    """A rank cannot go back to its last commit: a step is half done."""
 
 
 class MemoryCondition(IntEnum):

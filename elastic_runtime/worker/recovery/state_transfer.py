@@ -103,7 +103,7 @@ def bring_together(
         RanksDiffer: the states are not alike afterwards.
         RuntimeError: a rank was lost on the way.
     """
-    group = _TransferGroup(wire, rank, world)
+    group = TransferGroup(wire, rank, world)
     statuses = _all_statuses(state, group, restorer, before)
     choice = choose(statuses)
     asks = restorer is not None and (
@@ -145,7 +145,7 @@ def _from_saved(
 
 
 def _all_statuses(
-    state: State, group: _TransferGroup, restorer: Restorer | None, before: int
+    state: State, group: TransferGroup, restorer: Restorer | None, before: int
 ) -> list[RankStatus]:
     mine = state.rank_status()
     term, base = (restorer.term, restorer.base) if restorer is not None else (0, NOTHING)
@@ -159,7 +159,7 @@ def _all_statuses(
 
 
 def _equalize(
-    state: State, group: _TransferGroup, choice: RecoveryChoice, restorer: Restorer | None
+    state: State, group: TransferGroup, choice: RecoveryChoice, restorer: Restorer | None
 ) -> None:
     """Gives all ranks what the sources have."""
     receives = group.rank in choice.receivers
@@ -212,7 +212,7 @@ def plan(sizes: Sequence[int], limit: int) -> list[list[TensorSlice]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _TransferGroup:
+class TransferGroup:
     """The few collectives that are needed here, over gloo itself."""
 
     wire: Any
@@ -251,7 +251,7 @@ class _TransferGroup:
                 raise UsageError(f"rank {rank}: {self.tell(problem, rank)}")
 
 
-def _digests(state: State | None, group: _TransferGroup) -> list[int]:
+def _digests(state: State | None, group: TransferGroup) -> list[int]:
     """The digests of all ranks; -1 from one that has no state."""
     digest = -1 if state is None else state.digest()
     return [digest for (digest,) in group.gather([digest])]
@@ -269,7 +269,7 @@ def _compare(digests: list[int], choice: RecoveryChoice) -> None:
 
 
 def _exchange(
-    state: State, group: _TransferGroup, choice: RecoveryChoice
+    state: State, group: TransferGroup, choice: RecoveryChoice
 ) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Everything that this rank needs to be where the first source is.
 
@@ -302,10 +302,10 @@ def _exchange(
     forms = forms_of(meta)
     alike = [description[3] for description in meta["tensors"]]
     differ = [0 if same else form.nbytes for form, same in zip(forms, alike, strict=True)]
-    _spread(_Messages(tensors, plan(differ, MESSAGE_BYTES)), group, first)
+    spread(Messages(tensors, plan(differ, MESSAGE_BYTES)), group, first)
     bulk = [form.nbytes if same else 0 for form, same in zip(forms, alike, strict=True)]
     before, after = neighbours(choice, group.rank)
-    _relay(_Messages(tensors, plan(bulk, MESSAGE_BYTES)), group.wire, before, after)
+    relay(Messages(tensors, plan(bulk, MESSAGE_BYTES)), group.wire, before, after)
     return meta, tensors
 
 
@@ -347,7 +347,7 @@ def neighbours(choice: RecoveryChoice, rank: int) -> tuple[int | None, int | Non
     return None, None
 
 
-class _Messages:
+class Messages:
     """The messages of a plan: cut out of tensors, or put into them."""
 
     def __init__(self, tensors: list[torch.Tensor], messages: list[list[TensorSlice]]) -> None:
@@ -382,7 +382,7 @@ class _Messages:
         return self._last[1][piece.start : piece.stop]
 
 
-def _spread(messages: _Messages, group: _TransferGroup, root: int) -> None:
+def spread(messages: Messages, group: TransferGroup, root: int) -> None:
     """Gives all ranks the same."""
     for pieces in messages.order:
         content = messages.content(pieces) if group.rank == root else messages.buffer(pieces)
@@ -391,7 +391,7 @@ def _spread(messages: _Messages, group: _TransferGroup, root: int) -> None:
             messages.put(pieces, content)
 
 
-def _relay(messages: _Messages, wire: Any, before: int | None, after: int | None) -> None:
+def relay(messages: Messages, wire: Any, before: int | None, after: int | None) -> None:
     """Takes all messages from one neighbour, if there is one, and hands them to the other."""
     coming: deque[tuple[Any, torch.Tensor]] = deque()
     going: deque[Any] = deque()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import zlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.state_parts import TensorForm
+from elastic_runtime.worker.state.state_parts import TensorForm, TensorNumber
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from elastic_runtime.worker.state.state_parts import StatePart
 
 # How much of each tensor the digest looks at.
 _SAMPLE_BYTES = 4096
@@ -26,6 +31,39 @@ class CommitImage(NamedTuple):
 
     meta: dict[str, Any]
     tensors: list[torch.Tensor]
+
+
+def own_tensors(
+    parts: Iterable[StatePart], meta: dict[str, Any], count: int
+) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
+    """The tensors of this rank that take the place of those of an image.
+
+    Args:
+        parts: of this rank's State.
+        meta: of the image.
+        count: how many tensors that has.
+
+    Yields:
+        As ``StatePart.own_tensors``.
+    """
+    slots = [TensorNumber(number) for number in range(count)]
+    for part in parts:
+        yield from part.own_tensors(json_tensors.decode(meta["parts"][part.name], slots))
+
+
+def present(parts: Iterable[StatePart], meta: dict[str, Any]) -> list[torch.Tensor | None]:
+    """For each tensor of an image the one of the same form that has its place here.
+
+    Args:
+        parts: of this rank's State.
+        meta: of the image.
+    """
+    forms = forms_of(meta)
+    found: list[torch.Tensor | None] = [None] * len(forms)
+    for slot, tensor, _ in own_tensors(parts, meta, len(forms)):
+        if TensorForm.of(tensor) == forms[slot]:
+            found[slot] = tensor.detach()
+    return found
 
 
 def digest_of(image: CommitImage) -> int:

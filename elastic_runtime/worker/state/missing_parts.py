@@ -145,7 +145,7 @@ def report(found: Sequence[Finding], note: Callable[[NotedEvent], None]) -> None
 
 
 def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding | None:
-    objects = list(state.parts.values())
+    objects = [*state.parts.values(), *([state._alone] if state._alone is not None else ())]
     ours = [one for one in objects if isinstance(one, torch.optim.Optimizer)]
     # A wrapper may hold the optimizer that is in the State, as well as the other way round.
     if reaches(objects, optimizer) or any(reaches([optimizer], one) for one in ours):

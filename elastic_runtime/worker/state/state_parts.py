@@ -380,9 +380,14 @@ class StatefulPart:
         self._kept: Any = None
         self._commit = getattr(owner, "commit", None)
 
+    @property
+    def moves(self) -> bool:
+        """Whether it moves on with each step, such as a sampler with its cursor."""
+        return callable(self._commit)  # else it is, say, the revision of somebody's code
+
     def commit(self) -> None:
-        """Moves on what moves on with each step, such as a sampler with its cursor."""
-        if callable(self._commit):  # else it may be the revision of somebody's code
+        """Moves it on, if it moves."""
+        if callable(self._commit):
             self._commit()
 
     def snapshot(self) -> None:

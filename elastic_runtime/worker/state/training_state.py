@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any, Never
 
 import torch
 
-from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, StateLost
 from elastic_runtime.worker.recovery.replica_check import refuse_sharded
 from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.commit_image import CommitImage, digest_of, forms_of
+from elastic_runtime.worker.state.commit_image import (
+    CommitImage,
+    digest_of,
+    forms_of,
+    own_tensors,
+    present,
+)
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.outside_changes import OutsideChanges
@@ -27,21 +33,17 @@ from elastic_runtime.worker.state.state_parts import (
     OptimizerPart,
     StatefulPart,
     TensorForm,
-    TensorNumber,
     parts_of,
     same_keys,
 )
 from elastic_runtime.worker.state.tensor_copies import receives, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
     from elastic_runtime.worker.state.state_parts import StatePart
-
-
-class StateLost(ElasticError):
-    """This rank cannot go back to its last commit: a step is half done."""
+    from elastic_runtime.worker.world import TrainsAlone
 
 
 class State:
@@ -85,6 +87,7 @@ class State:
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
     _gate: OptimizerGate  # set by elastic.run; what optimizers and commits must pass
     _replica_check: ReplicaCheck | None  # set by elastic.run; compares the ranks of a round
+    _alone: TrainsAlone | None  # what trains this rank's own model between two commits
 
     def __init__(
         self, *unnamed: Never, shadow: bool = False, generators: bool = True, **named: Any
@@ -104,10 +107,7 @@ class State:
             UsageError: an object is of a kind that cannot be kept, or a name is taken.
         """
         if unnamed:
-            raise UsageError(
-                "the objects of a State go by name, on all ranks and in checkpoints; name the "
-                "objects: State(model=model, optim=optim)"
-            )
+            raise UsageError("the objects of a State go by name: State(model=model, optim=optim)")
         if not isinstance(shadow, bool) or not isinstance(generators, bool):
             raise UsageError(
                 "shadow and generators are switches of a State; give the object another name"
@@ -126,6 +126,7 @@ class State:
         self._on_commit = None
         self._gate = OptimizerGate(lambda: None)
         self._replica_check = None
+        self._alone = None
         for name in named:
             self._check_name(name)
         self._parts = list(parts_of(named, shadow=shadow))
@@ -133,10 +134,7 @@ class State:
         refuse_sharded(self._parts)
         for part in self._parts:
             if isinstance(part, OptimizerPart):
-                part.optimizer.register_step_pre_hook(self._inspect)
-                # With a shadow a step can be undone wherever it is: it leaves the memory clean.
-                if self._changes is not None:
-                    self._watch(part, self._changes)
+                self._watch(part)
 
     # What users call
 
@@ -159,6 +157,11 @@ class State:
                 "commit() outside of elastic.run: only inside the function that elastic.run calls "
                 "are the ranks connected; call it there, after optimizer.step()"
             )
+        if self._alone is not None and not self._alone.commits:
+            raise UsageError(
+                f"this State is committed by its {type(self._alone).__name__}, when the ranks come "
+                "together; leave out commit(), and call the step() of that after each inner step"
+            )
         self._gate.before_commit()
         if self._replica_check is not None:
             self._replica_check.before_commit(self._commits + 1)
@@ -172,6 +175,22 @@ class State:
         return f"{type(self).__name__}({', '.join((*objects, *counters))}; step {self._step})"
 
     # What the runtime calls
+
+    def entrust(self, alone: TrainsAlone, **optimizers: torch.optim.Optimizer) -> None:
+        """Leaves it to another object when to commit, and when samplers and the like move on.
+
+        Args:
+            alone: the object.
+            **optimizers: what it commits with, and no checkpoint needs.
+        """
+        self._alone = alone
+        modules = {n: m for n, m in self._named.items() if isinstance(m, torch.nn.Module)}
+        for name, optimizer in optimizers.items():
+            part = OptimizerPart(name, optimizer, modules, shadow=self._shadow)
+            self._parts.append(part)
+            self._watch(part)
+        if self._changes is not None:
+            self._changes = OutsideChanges(self._parts, self._counters)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -291,7 +310,7 @@ class State:
             "usual": self._optimizer_steps.usual,
             "tail": sorted(self._changes.tail) if self._changes is not None else [],
         }
-        alike = {slot for slot, _, same in self._own_tensors(meta, len(tensors)) if same}
+        alike = {slot for slot, _, same in own_tensors(self._parts, meta, len(tensors)) if same}
         meta["tensors"] = [
             [form.dtype, form.shape, form.device, number in alike]
             for number, form in enumerate(map(TensorForm.of, tensors))
@@ -315,12 +334,8 @@ class State:
         The first access to fresh memory takes several times as long as later ones: all other ranks
         would wait for a new rank. See ``PreallocatedTensors``.
         """
-        self._spare = PreallocatedTensors(
-            parameter
-            for part in self._parts
-            if isinstance(part, OptimizerPart)
-            for parameter in part.stateless()
-        )
+        optimizers = [part for part in self._parts if isinstance(part, OptimizerPart)]
+        self._spare = PreallocatedTensors(p for one in optimizers for p in one.stateless())
 
     def drop_preallocated(self) -> None:
         """Frees what ``preallocate`` has allocated and was not needed."""
@@ -341,7 +356,7 @@ class State:
         """
         return [
             tensor if tensor is not None and receives(tensor) else None
-            for tensor in self._present(meta)
+            for tensor in present(self._parts, meta)
         ]
 
     def common(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
@@ -353,9 +368,9 @@ class State:
         Returns:
             For each tensor of the image this rank's own, or None where ranks may differ.
         """
-        present = self._present(meta)
+        held = present(self._parts, meta)
         flags = [description[3] for description in meta["tensors"]]
-        return [tensor if same else None for tensor, same in zip(present, flags, strict=True)]
+        return [tensor if same else None for tensor, same in zip(held, flags, strict=True)]
 
     def load(
         self, meta: dict[str, Any], tensors: list[torch.Tensor], *, alike: int | None = None
@@ -375,10 +390,10 @@ class State:
             UsageError: it does not fit; nothing has been changed then.
         """
         self.check(meta)
-        present = self._present(meta)
+        held = present(self._parts, meta)
         self.give_up(meta["step"])  # until all is done it is neither the old state nor the new one
         with torch.no_grad():
-            for number, (target, form) in enumerate(zip(present, forms_of(meta), strict=True)):
+            for number, (target, form) in enumerate(zip(held, forms_of(meta), strict=True)):
                 source = tensors[number]
                 if target is None:
                     tensors[number] = source.to(form.device) if source.is_cpu else source
@@ -438,13 +453,16 @@ class State:
         if name.startswith("_") or hasattr(type(self), name):
             raise UsageError(f"{name!r} is a name of State's own; take another one")
 
-    def _watch(self, part: OptimizerPart, changes: OutsideChanges) -> None:
+    def _watch(self, part: OptimizerPart) -> None:
+        part.optimizer.register_step_pre_hook(self._inspect)
+        if self._shadow:  # a step can be undone wherever it is: it leaves the memory clean
+            return
         steps = self._optimizer_steps
 
         def before(*_: object) -> None:
             self._gate.before_optimizer(part.optimizer)
-            if steps.begin():
-                changes.before_optimizers()
+            if steps.begin() and self._changes is not None:
+                self._changes.before_optimizers()
             if self._condition is not MemoryCondition.NEW:
                 self._condition = MemoryCondition.DIRTY
 
@@ -453,8 +471,8 @@ class State:
             finished = steps.are_as_usual
             if self._condition is MemoryCondition.DIRTY and finished:
                 self._condition = MemoryCondition.FINISHED
-            if finished or steps.may_be_all:
-                changes.after_optimizers()
+            if self._changes is not None and (finished or steps.may_be_all):
+                self._changes.after_optimizers()
 
         part.optimizer.register_step_pre_hook(before)
         part.optimizer.register_step_post_hook(after)
@@ -469,7 +487,7 @@ class State:
         if self._changes is not None:
             self._changes.commit(optimized=optimized)
         for part in self._parts:
-            if isinstance(part, StatefulPart):
+            if isinstance(part, StatefulPart) and self._alone is None:
                 part.commit()
         self._commits = self._commits + 1
         self.remember_commit(self._step + 1)
@@ -477,22 +495,6 @@ class State:
     def _drop_leftovers(self) -> None:
         for part in self._parts:
             part.drop_leftovers()
-
-    def _own_tensors(
-        self, meta: dict[str, Any], count: int
-    ) -> Iterator[tuple[TensorNumber, torch.Tensor, bool]]:
-        slots = [TensorNumber(number) for number in range(count)]
-        for part in self._parts:
-            yield from part.own_tensors(json_tensors.decode(meta["parts"][part.name], slots))
-
-    def _present(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
-        """For each tensor of a image the one of the same form that has its place here."""
-        forms = forms_of(meta)
-        present: list[torch.Tensor | None] = [None] * len(forms)
-        for slot, tensor, _ in self._own_tensors(meta, len(forms)):
-            if TensorForm.of(tensor) == forms[slot]:
-                present[slot] = tensor.detach()
-        return present
 
 
 _OWN = frozenset(State.__annotations__)

@@ -25,7 +25,7 @@ from elastic_runtime.worker.groups.round_ranks import Interrupted, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery import error_classification
-from elastic_runtime.worker.recovery.state_transfer import _TransferGroup
+from elastic_runtime.worker.recovery.state_transfer import TransferGroup
 from tests import processes
 from tests.ranks import run_ranks, values
 from tests.unit.worker.groups.roads import (
@@ -335,7 +335,7 @@ def under_the_modes_of_the_script(mode: str, road: str) -> list[bool]:
     agreement = Agreement(group)
     agreement.step(lambda: Wish.SAVE)
     agreed = agreement.step(lambda: Wish.NOTHING)
-    wire = _TransferGroup(group._get_backend(CPU), dist.get_rank(), 2)
+    wire = TransferGroup(group._get_backend(CPU), dist.get_rank(), 2)
     told = [wire.gather([dist.get_rank()]), wire.tell({"a": 1}, 0), Peers(group).gather("x" * 2000)]
     order = Orders(5, None, replacement=False).of(1, 0)
     dist.barrier()

@@ -12,8 +12,13 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import LOST_STEPS_ALLOWED
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, choose
-from elastic_runtime.worker.state.training_state import State, StateLost
+from elastic_runtime.worker.recovery.recovery_source import (
+    MemoryCondition,
+    RankStatus,
+    StateLost,
+    choose,
+)
+from elastic_runtime.worker.state.training_state import State
 from elastic_runtime.worker.world import FollowsWorld, World
 from tests.ranks import run_ranks
 

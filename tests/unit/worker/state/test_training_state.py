@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
-from elastic_runtime.worker.state.training_state import State, StateLost
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateLost
+from elastic_runtime.worker.state.training_state import State
 from tests.unit.worker.state.small_job import Job, has_status
 
 

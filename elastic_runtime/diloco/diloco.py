@@ -1,0 +1,439 @@
+"""``DiLoCo`` and ``LocalSGD``: ranks that come together every so many steps, over slow networks.
+
+Each rank trains a model of its own, the *replica*, and says nothing to the others meanwhile. At a
+*sync* the mean of what all ranks have changed becomes the gradient of the *common* model, for an
+outer optimizer. The common model is what a ``State`` holds: an outer step is a commit, and all that
+is true of commits is true of it. The replicas are no part of the State, so that a change of the
+world between two syncs leaves them as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from elastic_runtime.data.outlook import earlier_shares
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.diloco.fragment import Flight, Fragment
+from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
+from elastic_runtime.diloco.own_values import OwnValues, stateful
+from elastic_runtime.diloco.pairing import pair_up
+from elastic_runtime.diloco.rhythm import Rhythm, Schedule, cut
+from elastic_runtime.diloco.standings import Meeting, Standing, meet
+from elastic_runtime.errors import UsageError
+from elastic_runtime.events.state_events import ReplicaDropped, ReplicasKept
+from elastic_runtime.worker.context import context
+from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.recovery.error_classification import WorldChanged
+from elastic_runtime.worker.state.state_parts import OptimizerPart
+from elastic_runtime.worker.world import TrainsAlone
+
+if TYPE_CHECKING:
+    from elastic_runtime.data.outlook import Stretch
+    from elastic_runtime.diloco.hand_over import Image
+    from elastic_runtime.worker.peers import GlooGroups
+    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.worker.world import World
+
+_NONE = -1  # the base of a rank that has trained nothing
+
+
+class DiLoCo(TrainsAlone):
+    """Syncs by an outer optimizer, every so many steps of the inner one.
+
+    Example::
+
+        model = Net()                       # what all ranks have in common: committed, and saved
+        replica = copy.deepcopy(model)      # what this rank trains
+        inner = torch.optim.AdamW(replica.parameters(), lr=4e-4)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        state = elastic.State(model=model, outer=outer, sampler=sampler)
+        diloco = elastic.DiLoCo(state, replica, inner=inner, outer=outer, sync_every=500)
+
+        def train(world):
+            for inputs, targets in loader:
+                loss = criterion(replica(inputs), targets)
+                ...
+                inner.step()
+                diloco.step()       # every 500th time all ranks come together, and commit
+
+    A rank that is lost between two syncs costs what it has trained itself since; the others keep
+    theirs. See docs/slow-networks.md.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        replica: torch.nn.Module,
+        *,
+        inner: torch.optim.Optimizer,
+        outer: torch.optim.Optimizer,
+        sync_every: int,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+    ) -> None:
+        """Makes the replica a copy of the common model when training begins.
+
+        Args:
+            state: holds the common model, the outer optimizer, samplers, counters, and schedulers
+                of the inner optimizer. It is committed at syncs, and by this object only.
+            replica: the model that this rank trains, on any device; not wrapped by DDP.
+            inner: trains the replica.
+            outer: an optimizer of the common model; it gets the mean change as its gradient.
+            sync_every: inner steps from one sync of a parameter to the next.
+            fragments: the parameters are cut into so many parts of about the same size, which take
+                turns: a sync is of one of them, ``sync_every / fragments`` inner steps after that
+                of another.
+            delay: so many inner steps before a sync its exchange begins, and runs beside them. They
+                count for nothing in that fragment, unless ``mix`` keeps a share of them.
+            mix: the share of its own value that a parameter of the replica keeps at a sync; 0 to 1.
+
+        Raises:
+            UsageError: the models and optimizers do not belong together, or a number is out of
+                range.
+        """
+        rhythm = _rhythm(type(self).__name__, sync_every, fragments, delay, mix)
+        self._prepare(state, replica, inner, outer, rhythm, mix)
+        state.entrust(self)
+
+    def _prepare(
+        self,
+        state: State,
+        replica: torch.nn.Module,
+        inner: torch.optim.Optimizer,
+        outer: torch.optim.Optimizer | None,
+        rhythm: Rhythm,
+        mix: float,
+    ) -> None:
+        pairing = pair_up(self, state, replica, inner, outer)
+        if rhythm.fragments > len(pairing.parameters):
+            raise UsageError(
+                f"fragments={rhythm.fragments}, and the replica has {len(pairing.parameters)} "
+                "parameters that are trained; take fewer fragments"
+            )
+        self._state, self._rhythm, self._mix = state, rhythm, mix
+        self._pairing = pairing
+        sizes = [pair.own.numel() for pair in pairing.parameters]
+        pieces = cut(sizes, rhythm.fragments)
+        self._fragments = [
+            # Buffers come with the last one.
+            Fragment(
+                [pairing.parameters[n] for n in piece],
+                pairing.floats if piece is pieces[-1] else [],
+            )
+            for piece in pieces
+        ]
+        self._inner = OptimizerPart("inner", inner, {"replica": replica}, shadow=False)
+        self._outer = outer or torch.optim.SGD([pair.common for pair in pairing.parameters], lr=1.0)
+        self._standing = Standing(_NONE, Schedule.first(rhythm))
+        self._work = [0] * rhythm.fragments  # own inner steps since the sync of each fragment
+        self._flight: Flight | None = None
+        self._left: OwnValues | None = None  # as they were when the last world ended
+        self._live = False  # the values of the State are this rank's own
+        self._place: tuple[int, int] | None = None
+        self._trained_as: tuple[int, int] | None = None
+        self._gloo: GlooGroups | None = None
+        self._peers: Peers | None = None
+
+    def __repr__(self) -> str:
+        """How far it is on its way to the next sync."""
+        return (
+            f"{type(self).__name__}(inner step {self.inner_steps} of {self._rhythm.every}, after "
+            f"{self._state.step} syncs)"
+        )
+
+    # What users call
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps since the last sync."""
+        return self._standing.schedule.position
+
+    def step(self) -> bool:
+        """Ends an inner step, and comes together with all other ranks if it is time.
+
+        To be called on all ranks, right after the inner optimizer; counters of the State are to be
+        changed before. It may end ``train``, as the world changes.
+
+        Returns:
+            Whether this was a sync: the common model is a new one.
+
+        Raises:
+            UsageError: it was called outside of ``elastic.run``.
+            NothingToAverage: the training has diverged on all ranks.
+        """
+        gloo = self._gloo
+        if gloo is None or self._standing.base == _NONE:
+            raise UsageError(
+                f"{type(self).__name__}.step() outside of elastic.run: only inside the function "
+                "that elastic.run calls are the ranks connected"
+            )
+        self._standing = replace(self._standing, schedule=self._standing.schedule.stepped())
+        self._work = [own + 1 for own in self._work]
+        for part in stateful(self._state):
+            part.commit()
+        if gloo.interrupted():
+            raise WorldChanged("the round is broken")
+        return self._act()
+
+    def sync(self) -> None:
+        """Comes together now: at the end of training, so that the last inner steps count, too.
+
+        To be called on all ranks after the same inner step. Nothing is done if there was none since
+        the last sync.
+        """
+        while not self._standing.schedule.over:
+            self._sync()
+
+    # What the runtime calls
+
+    def enter(self, world: World) -> None:
+        """Another world begins: notes what this rank has of its own."""
+        if self._live:
+            self._left, self._live = OwnValues(self._state), False
+        self._place = world.rank, world.size
+        self._flight = self._gloo = self._peers = None
+
+    def use_groups(self, gloo: GlooGroups) -> None:
+        """Uses these groups in the world that was entered."""
+        self._gloo = gloo
+
+    def resume(self) -> None:
+        """Goes on from where this rank is, or begins where the others are."""
+        gloo = self._gloo
+        assert gloo is not None
+        self._take_over_commit()
+        peers = Peers(gloo.another() if gloo.group.size() > 1 else None)
+        standings = [Standing.of_plain(each) for each in peers.gather(self._standing.plain)]
+        meeting = meet(standings, self._state.step)
+        # A fault may come until all is there; nothing of this rank's own is changed before.
+        values = self._hand_over(peers, meeting)
+        if peers.rank in meeting.kept:
+            self._go_on(meeting, values)
+        else:
+            self._begin(meeting, values)
+        self._peers, self._left, self._live = peers, None, True
+        self._trained_as = self._place
+        self._tell(meeting)
+        if self._standing.schedule.position:
+            # A sync that was broken off is made again as soon as the others are there.
+            self._act()
+
+    # Inside
+
+    def _act(self) -> bool:
+        """Does what is due after an inner step."""
+        schedule = self._standing.schedule
+        if self._flight is None and self._rhythm.begins(schedule):
+            self._take_off()
+        if not self._rhythm.is_due(schedule):
+            return False
+        self._sync()
+        return True
+
+    def _take_off(self) -> None:
+        schedule = self._standing.schedule
+        turn = schedule.fragment
+        # A rank that has come later has changed less, for fewer steps: it counts less.
+        weight = self._work[turn] / max(1, schedule.ages[turn])
+        group = self._peers.group if self._peers is not None else None
+        self._flight = Flight(self._fragments[turn].change(), weight, group)
+
+    def _sync(self) -> None:
+        if self._flight is None:
+            self._take_off()
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        fragment = self._fragments[self._standing.schedule.fragment]
+        fragment.offer(flight.wait())
+        self._take_others()
+        self._outer.step()
+        fragment.drop_gradients()
+        if not flight.finite:
+            self._drop_replica()
+        self.commits = True
+        try:
+            self._state.commit()
+        finally:
+            self.commits = False
+        self._take_over_commit()
+
+    def _take_over_commit(self) -> None:
+        """Brings the replica up to the commit that follows the one it was trained from.
+
+        The world may change in the middle of a commit: then it is done when the next one begins.
+        """
+        base, schedule = self._standing.base, self._standing.schedule
+        if base == _NONE or self._state.step != base + 1:
+            return
+        turn = schedule.fragment
+        self._fragments[turn].adopt(self._mix)
+        self._work[turn] = 0
+        self._standing = Standing(base + 1, schedule.synced())
+        self._left = None  # its values are those of the commit
+        self._take_shares(())
+
+    def _hand_over(self, peers: Peers, meeting: Meeting) -> Image | None:
+        """Gives new ranks the inner optimizer's state, and all ranks the values of the furthest.
+
+        Returns:
+            These values; None if no rank needs them.
+        """
+        furthest = meeting.furthest
+        if furthest is None or peers.group is None or not (meeting.behind or meeting.new):
+            return None
+        group = transfer_group(peers)
+        mine = None
+        if peers.rank == furthest:
+            mine = (self._left or OwnValues(self._state)).image()
+        values = tell_all(group, mine, furthest)
+        if meeting.new:
+            hand_on(group, self._inner, furthest, meeting.new)
+        return values
+
+    def _begin(self, meeting: Meeting, values: Image | None) -> None:
+        """Begins with the common parameters, where the furthest rank is."""
+        for fragment in self._fragments:
+            fragment.adopt()
+        with torch.no_grad():
+            for pair in (*self._pairing.others, *self._pairing.still):
+                pair.own.copy_(pair.common)
+        if values is not None:
+            OwnValues.load_image(self._state, *values, only=None)
+        self._work = [0] * self._rhythm.fragments
+        self._standing = Standing(self._state.step, meeting.schedule)
+        self._take_shares(())
+
+    def _go_on(self, meeting: Meeting, values: Image | None) -> None:
+        """Goes on with what this rank has trained alone."""
+        if self._left is not None:
+            self._left.put_back(self._state)
+        schedule = self._standing.schedule
+        if values is None or schedule.position == meeting.schedule.position:
+            self._take_shares(())
+            return
+        moving = [part for part in stateful(self._state) if part.moves]
+        if all(isinstance(part.owner, ElasticBatchSampler) for part in moving):
+            self._catch_up(values)
+            return
+        # Other data come in one order for all ranks: what is behind the furthest is left out.
+        names = {part.name for part in moving}
+        OwnValues.load_image(self._state, *values, only=names)
+        self._standing = replace(self._standing, schedule=meeting.schedule)
+        self._take_shares(())
+
+    def _catch_up(self, values: Image) -> None:
+        """Trains up to where the furthest rank is with the shares of the world that is over."""
+        assert self._trained_as is not None
+        parts = OwnValues.decoded(*values)
+        for part in stateful(self._state):
+            sampler = part.owner
+            if isinstance(sampler, ElasticBatchSampler):
+                there = parts[part.name]
+                sampler.earlier = earlier_shares(
+                    sampler.earlier,
+                    (sampler.epoch, sampler.cursor),
+                    (there["epoch"], there["cursor"]),
+                    self._trained_as,
+                    sampler.batch_sizes,
+                )
+
+    def _take_others(self) -> None:
+        """What cannot be averaged, such as a count of batches, is taken from this rank's own."""
+        with torch.no_grad():
+            for pair in self._pairing.others:
+                pair.common.copy_(pair.own)
+
+    def _drop_replica(self) -> None:
+        context().note(ReplicaDropped(self._state.step))
+        for fragment in self._fragments:
+            fragment.adopt()
+        self._work = [0] * self._rhythm.fragments
+        self._inner.optimizer.state.clear()
+
+    def _take_shares(self, earlier: tuple[Stretch, ...]) -> None:
+        for part in stateful(self._state):
+            if isinstance(part.owner, ElasticBatchSampler):
+                part.owner.earlier = earlier
+
+    def _tell(self, meeting: Meeting) -> None:
+        """Says once what was kept, if there was anything to lose."""
+        if meeting.schedule.position and context().rank == 0:
+            context().note(
+                ReplicasKept(
+                    step=self._state.step,
+                    inner=meeting.schedule.position,
+                    every=self._rhythm.every,
+                    keep=len(meeting.kept),
+                    new=len(meeting.new),
+                )
+            )
+
+
+class LocalSGD(DiLoCo):
+    """Averages the parameters of all ranks, every so many steps; otherwise like ``DiLoCo``.
+
+    Example::
+
+        state = elastic.State(model=model, sampler=sampler)
+        local_sgd = elastic.LocalSGD(state, replica, inner=inner, sync_every=8)
+    """
+
+    def __init__(
+        self,
+        state: State,
+        replica: torch.nn.Module,
+        *,
+        inner: torch.optim.Optimizer,
+        sync_every: int,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+    ) -> None:
+        """Makes the replica a copy of the common model when training begins.
+
+        Args:
+            state, replica, inner, sync_every, fragments, delay, mix: as for ``DiLoCo``. The common
+                model needs no optimizer: it becomes the mean of the replicas.
+
+        Raises:
+            UsageError: as for ``DiLoCo``.
+        """
+        rhythm = _rhythm(type(self).__name__, sync_every, fragments, delay, mix)
+        self._prepare(state, replica, inner, None, rhythm, mix)
+        # A step of size 1 along the mean change leads to the mean.
+        state.entrust(self, local_sgd=self._outer)
+
+
+def _rhythm(kind: str, sync_every: int, fragments: int, delay: int, mix: float) -> Rhythm:
+    """Checks the numbers of a script.
+
+    Raises:
+        UsageError: one is out of range.
+    """
+    for word, value, least in (
+        ("sync_every", sync_every, 1),
+        ("fragments", fragments, 1),
+        ("delay", delay, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{kind}({word}={value!r}): give a whole number, {least} or more")
+    every, rest = divmod(sync_every, fragments)
+    if rest or not every:
+        raise UsageError(
+            f"sync_every={sync_every} cannot be divided into turns of {fragments} fragments; take "
+            "a multiple of their number"
+        )
+    if delay >= every:
+        raise UsageError(
+            f"delay={delay}: the exchange of a fragment would begin before the sync of the one "
+            f"before it, which is {every} inner steps earlier; take less than {every}"
+        )
+    if not 0 <= mix < 1:
+        raise UsageError(
+            f"mix={mix}: a share from 0 to below 1; at 1 no rank would learn of others"
+        )
+    return Rhythm(every, fragments, delay)

@@ -1,0 +1,95 @@
+"""What a rank has changed since the last commit beside its parameters, and keeps.
+
+Counters of the State, the positions of samplers, schedulers of the inner optimizer and the like go
+on with each inner step. A change of the world brings a State back to its commit, as all ranks must
+have one state; here is what a rank that has kept its own parameters needs besides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastic_runtime.worker.state import json_tensors
+from elastic_runtime.worker.state.rng_state import RandomGenerators
+from elastic_runtime.worker.state.state_parts import StatefulPart, TensorForm
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastic_runtime.worker.state.training_state import State
+
+
+class OwnValues:
+    """The counters, generators and state dicts of one rank, as they were at one moment."""
+
+    def __init__(self, state: State) -> None:
+        """Takes a copy of the present ones.
+
+        Args:
+            state: whose; its modules and optimizers are left out.
+        """
+        self._parts = {
+            part.name: json_tensors.copied(part.owner.state_dict()) for part in stateful(state)
+        }
+        self._counters = {k: json_tensors.copied(v) for k, v in state._counters.items()}
+        self._generators = RandomGenerators() if state._generators is not None else None
+        if self._generators is not None:
+            self._generators.snapshot()
+
+    def put_back(self, state: State) -> None:
+        """Makes them the present ones again."""
+        self._load(state, self._parts, self._counters)
+        if self._generators is not None:
+            self._generators.restore()
+
+    def image(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """All but the generators, to be given to another rank: plain JSON, and tensors."""
+        tensors: list[torch.Tensor] = []
+        meta = {
+            "parts": {n: json_tensors.encode(v, n, tensors) for n, v in self._parts.items()},
+            "counters": json_tensors.encode(self._counters, "state", tensors),
+        }
+        forms = map(TensorForm.of, tensors)
+        meta["tensors"] = [[form.dtype, form.shape, form.device] for form in forms]
+        return meta, tensors
+
+    @classmethod
+    def load_image(
+        cls,
+        state: State,
+        meta: dict[str, Any],
+        tensors: list[torch.Tensor],
+        *,
+        only: set[str] | None,
+    ) -> None:
+        """Takes over what another rank has given.
+
+        Args:
+            state: of this rank.
+            meta, tensors: as ``image`` gives them.
+            only: the names of the parts to take, and no counters; None: everything.
+        """
+        parts = cls.decoded(meta, tensors)
+        if only is not None:
+            parts = {name: part for name, part in parts.items() if name in only}
+        counters = None if only is not None else json_tensors.decode(meta["counters"], tensors)
+        cls._load(state, parts, counters)
+
+    @staticmethod
+    def decoded(meta: dict[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
+        """The state dicts of an image, by name."""
+        return {name: json_tensors.decode(part, tensors) for name, part in meta["parts"].items()}
+
+    @staticmethod
+    def _load(state: State, parts: dict[str, Any], counters: dict[str, Any] | None) -> None:
+        for part in stateful(state):
+            if part.name in parts:
+                part.owner.load_state_dict(parts[part.name])
+        if counters is not None:
+            state._counters.clear()
+            state._counters.update(counters)
+
+
+def stateful(state: State) -> list[StatefulPart]:
+    """The parts of a State that are neither modules nor optimizers."""
+    return [part for part in state._parts if isinstance(part, StatefulPart)]

@@ -1,0 +1,170 @@
+"""Which parameters of the common model belong to which of a rank's own, and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.worker.state.wrappers import bare, unwrapped
+
+if TYPE_CHECKING:
+    from elastic_runtime.worker.world import TrainsAlone
+
+_EXAMPLE = (
+    "replica = copy.deepcopy(model); inner = AdamW(replica.parameters()); "
+    "outer = SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True); "
+    "DiLoCo(State(model=model, outer=outer), replica, inner=inner, outer=outer, sync_every=500)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A tensor of the common model, and the one of this rank's own that belongs to it."""
+
+    name: str
+    common: torch.Tensor
+    own: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """A common model and a rank's own.
+
+    Attributes:
+        name: of the common model in the State.
+        replica: this rank's own.
+        parameters: those that the inner optimizer trains, in the order of the model.
+        floats: buffers that can be averaged.
+        others: all other buffers.
+        still: parameters that are not trained.
+    """
+
+    name: str
+    replica: torch.nn.Module
+    parameters: list[Pair]
+    floats: list[Pair]
+    others: list[Pair]
+    still: list[Pair]
+
+
+def pair_up(
+    who: TrainsAlone,
+    state: State,
+    replica: torch.nn.Module,
+    inner: torch.optim.Optimizer,
+    outer: torch.optim.Optimizer | None,
+) -> Pairing:
+    """Finds the model of the State that a replica belongs to.
+
+    Args:
+        who: for messages.
+        state: holds the common model, and its optimizer.
+        replica: what a rank trains.
+        inner: trains it.
+        outer: of the common model; None: there is none.
+
+    Raises:
+        UsageError: they do not belong together; the message says what to write.
+    """
+    kind = type(who).__name__
+    _check_kinds(kind, state, replica, inner, outer)
+    name, model = _model_of(kind, state, replica)
+    theirs, ours = dict(model.named_parameters()), dict(replica.named_parameters())
+    trained = _held(inner)
+    if foreign := trained - {id(parameter) for parameter in ours.values()}:
+        raise UsageError(
+            f"{kind}(inner=…) holds {len(foreign)} parameters that are not the replica's; the "
+            f"inner optimizer is that of the replica: {_EXAMPLE}"
+        )
+    pairs = [Pair(key, theirs[key], ours[key]) for key in ours]
+    parameters = [pair for pair in pairs if id(pair.own) in trained]
+    if outer is not None:
+        _check_outer(kind, name, outer, parameters)
+    common = dict(model.named_buffers())
+    buffers = [Pair(key, common[key], own) for key, own in replica.named_buffers()]
+    floats = [pair for pair in buffers if pair.own.is_floating_point()]
+    others = [pair for pair in buffers if not pair.own.is_floating_point()]
+    still = [pair for pair in pairs if id(pair.own) not in trained]
+    return Pairing(name, replica, parameters, floats, others, still)
+
+
+def _check_kinds(
+    kind: str, state: object, replica: object, inner: object, outer: object | None
+) -> None:
+    if not isinstance(state, State):
+        raise UsageError(f"{kind} needs the State first, not a {_kind(state)}: {_EXAMPLE}")
+    if not isinstance(replica, torch.nn.Module):
+        raise UsageError(
+            f"{kind} needs the model that this rank trains, not a {_kind(replica)}: {_EXAMPLE}"
+        )
+    if isinstance(replica, torch.nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            f"the replica is wrapped by DistributedDataParallel, which averages gradients at each "
+            f"step, and {kind} trains each rank alone; give it the model itself"
+        )
+    for word, one in (("inner", inner), ("outer", outer)):
+        if one is not None and not isinstance(one, torch.optim.Optimizer):
+            raise UsageError(f"{kind}({word}=…) is a {_kind(one)}, not an optimizer: {_EXAMPLE}")
+    if state._alone is not None:
+        raise UsageError(
+            f"this State has a {type(state._alone).__name__} already, and two cannot both say when "
+            "it is committed; take one of them"
+        )
+    objects = [bare(one) for one in state.parts.values()]
+    for word, one in (("replica", replica), ("inner optimizer", inner)):
+        if any(bare(one) is other for other in objects):
+            raise UsageError(
+                f"the {word} is in the State, which is what all ranks have in common; leave it "
+                f"out there: {_EXAMPLE}"
+            )
+
+
+def _model_of(kind: str, state: State, replica: torch.nn.Module) -> tuple[str, torch.nn.Module]:
+    """The module of the State with the same parameters and buffers, and its name."""
+    wanted = _forms(unwrapped(replica))
+    modules = {n: unwrapped(m) for n, m in state.parts.items() if isinstance(m, torch.nn.Module)}
+    found = [name for name, module in modules.items() if _forms(module) == wanted]
+    if len(found) != 1:
+        what = "several modules" if found else "no module"
+        raise UsageError(
+            f"the State has {what} with the names and shapes of the replica (it has "
+            f"{', '.join(modules) or 'none'}); give it the common model, of which the replica is "
+            f"a copy: {_EXAMPLE}"
+        )
+    model = modules[found[0]]
+    own = {id(tensor) for tensor in (*replica.parameters(), *replica.buffers())}
+    if any(id(tensor) in own for tensor in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            f"the replica shares its parameters with {found[0]!r} of the State; the common model "
+            "changes at syncs only, so make a copy: replica = copy.deepcopy(model)"
+        )
+    return found[0], model
+
+
+def _check_outer(
+    kind: str, name: str, outer: torch.optim.Optimizer, parameters: list[Pair]
+) -> None:
+    held, wanted = _held(outer), {id(pair.common) for pair in parameters}
+    if held - wanted or wanted - held:
+        raise UsageError(
+            f"{kind}(outer=…) holds {len(held & wanted)} of the {len(wanted)} parameters of "
+            f"{name!r} that the inner optimizer trains, and {len(held - wanted)} others; it must "
+            f"hold just these: {_EXAMPLE}"
+        )
+
+
+def _forms(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _held(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _kind(one: object) -> str:
+    return type(one).__qualname__
