@@ -193,7 +193,7 @@ class Performer:
         """The report with what this node's workers had reached, for whatever reason they ended."""
         lived = time.monotonic() - self._round_began
         step, lifetime = max(fault.step, self._workers.step()), max(fault.lifetime, lived)
-        return replace(fault, step=step, lifetime=lifetime)
+        return replace(fault, step=step, lifetime=lifetime, inner=self._workers.inner())
 
     def _with_message(self, finish: Finish, state: AgentState) -> Finish:
         if finish.exit_code != EXIT_LEFT:

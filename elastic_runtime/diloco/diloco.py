@@ -175,6 +175,7 @@ class DiLoCo(TrainsAlone):
         self._work = [own + 1 for own in self._work]
         for part in stateful(self._state):
             part.commit()
+        context().report_inner(self.inner_steps)
         if gloo.interrupted():
             raise WorldChanged("the round is broken")
         return self._act()
@@ -254,6 +255,7 @@ class DiLoCo(TrainsAlone):
         fragment.drop_gradients()
         if not flight.finite:
             self._drop_replica()
+        context().report_inner(0)
         self.commits = True
         try:
             self._state.commit()

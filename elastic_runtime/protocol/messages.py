@@ -307,12 +307,12 @@ class ProgressFile:
     was reported; the steps completed by this process; the moment of the last one, in nanoseconds
     on the machine's monotonic clock; in place, the moment since which a next step is to be
     expected, on the same clock, or 0 while this process is not in ``train``, or 1 while it is there
-    and busy with something else.
+    and busy with something else; the inner steps that a rank which trains alone has made since.
     """
 
-    SIZE = 32
+    SIZE = 40
     BUSY = 1
-    _LAYOUT = struct.Struct("<qqqq")
+    _LAYOUT = struct.Struct("<qqqqq")
 
     def __init__(self, path: str, *, create: bool = False) -> None:
         """Maps the file at ``path``.
@@ -326,7 +326,7 @@ class ProgressFile:
         """
         if not path:
             self._map = mmap.mmap(-1, self.SIZE)
-            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0)
+            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0, 0)
         else:
             flags = os.O_RDWR | (os.O_CREAT if create else 0)
             descriptor = os.open(path, flags, 0o600)
@@ -340,7 +340,7 @@ class ProgressFile:
         if create:
             # Written, and not only made so long: a store to mapped memory for which a full disk has
             # no block is SIGBUS, and ends the process.
-            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0), 0)
+            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0, 0), 0)
         if os.fstat(descriptor).st_size < self.SIZE:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
         return mmap.mmap(descriptor, self.SIZE)
@@ -354,6 +354,15 @@ class ProgressFile:
     def expect(self, since_ns: int) -> None:
         """Says since when a next step is to be expected; 0 or ``BUSY``: none is."""
         self._view[3] = since_ns
+
+    def keep(self, inner: int) -> None:
+        """Says how many inner steps this rank has made since the step, and keeps."""
+        self._view[4] = inner
+
+    @property
+    def kept(self) -> int:
+        """How many inner steps the rank has made since the step."""
+        return self._view[4]
 
     @property
     def expected(self) -> int:

@@ -151,6 +151,7 @@ class FaultReport:
         step: the highest step this node's workers had reported; -1 if they report none.
         lifetime: seconds that the workers had run.
         consequence: the error only says that a peer went away.
+        inner: the most inner steps that one of them had made alone since that step.
     """
 
     round: int
@@ -163,6 +164,7 @@ class FaultReport:
     step: int = -1
     lifetime: float = 0.0
     consequence: bool = False
+    inner: int = 0
 
 
 @dataclass(frozen=True, slots=True)

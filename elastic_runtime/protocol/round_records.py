@@ -40,6 +40,7 @@ class Budget:
         signature: the signature of the last failure.
         longest: the longest worker lifetime so far, in seconds, for scripts that report no steps.
         killed, lost, planned: rounds that ended so; they cost nothing and are only shown.
+        best_inner: the most inner steps after ``best_step`` that a rank has made alone.
     """
 
     failures: int = 0
@@ -50,6 +51,7 @@ class Budget:
     killed: int = 0
     lost: int = 0
     planned: int = 0
+    best_inner: int = 0
 
     @property
     def restarts(self) -> dict[str, int]:

@@ -171,6 +171,11 @@ class WorkerContext:
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
 
+    def report_inner(self, inner: int) -> None:
+        """Publishes how many inner steps this rank has made alone since its last step."""
+        if (progress := self._progress_file()) is not None:
+            progress.keep(inner)
+
     @contextmanager
     def running_in_place(self) -> Iterator[None]:
         """While the block runs ``elastic.run`` does, once in a process."""

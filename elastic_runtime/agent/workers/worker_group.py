@@ -386,6 +386,11 @@ class WorkerGroup:
         """The highest step that a worker has reported; -1: none."""
         return max((slot.progress.read()[0] for slot in self._slots.values()), default=-1)
 
+    def inner(self) -> int:
+        """The most inner steps that a worker has made alone since the highest step."""
+        highest, slots = self.step(), self._slots.values()
+        return max((s.progress.kept for s in slots if s.progress.read()[0] == highest), default=0)
+
     def progress(self) -> tuple[int, int, float]:
         """The step that a worker has reported last, which of its steps that was, and when.
 

@@ -107,7 +107,10 @@ class State:
             UsageError: an object is of a kind that cannot be kept, or a name is taken.
         """
         if unnamed:
-            raise UsageError("the objects of a State go by name: State(model=model, optim=optim)")
+            raise UsageError(
+                "the objects of a State go by name, on all ranks and in checkpoints; name the "
+                "objects: State(model=model, optim=optim)"
+            )
         if not isinstance(shadow, bool) or not isinstance(generators, bool):
             raise UsageError(
                 "shadow and generators are switches of a State; give the object another name"
@@ -414,10 +417,7 @@ class State:
         self.remember_commit(meta["step"])
 
     def digest(self) -> int:
-        """A number that is the same on ranks that hold the same, but for random generators.
-
-        It covers all plain values, names, shapes and types, and a sample of each tensor.
-        """
+        """A number that is the same on ranks that hold the same, but for random generators."""
         return digest_of(self.commit_image())
 
     # Counters

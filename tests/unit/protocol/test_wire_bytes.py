@@ -22,7 +22,7 @@ from elastic_runtime.protocol.round_records import Budget, GroupRecord, Member, 
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, SnapshotRequest
 
 FAULT = FaultReport(
-    3, "failed", "no räum", 5, -9, "ValueError: x", "line 1\nline 2", 100, 33.5, True
+    3, "failed", "no räum", 5, -9, "ValueError: x", "line 1\nline 2", 100, 33.5, True, 6
 )
 MEMBERS = (Member("aa", "node0", "10.0.0.1", 8), Member("bb", "node1", "::1", 4, 1, 2, 3))
 
@@ -65,7 +65,7 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"incarnation":"life","left":3,"done_round":2,"step":100,"fault":{"round":3,'
             b'"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
             b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
-            b'"lifetime":33.5,"consequence":true},"life":7,"checked":4,"unreachable":["bb"],'
+            b'"lifetime":33.5,"consequence":true,"inner":6},"life":7,"checked":4,"unreachable":["bb"],'
             b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2,"returned":3}'
         ),
     ),
@@ -76,13 +76,13 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
             b'"life":0}],"store_port":29500,"reason":"the job began","budget":{"failures":0,'
             b'"fruitless":0,"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,'
-            b'"planned":0},"sealed_by":"","survivors":0,"group":"","parts":0,"nodes":0,'
+            b'"planned":0,"best_inner":0},"sealed_by":"","survivors":0,"group":"","parts":0,"nodes":0,'
             b'"workers":0,"ranks":[],"firsts":[]}'
         ),
     ),
     (
         RoundRecord(
-            9, "life", MEMBERS, 29500, "é €", Budget(1, 2, 3, "sig", 1e16, 4, 5, 6), "aa", 1
+            9, "life", MEMBERS, 29500, "é €", Budget(1, 2, 3, "sig", 1e16, 4, 5, 6, 7), "aa", 1
         ),
         (
             b'{"v":1,"kind":"round","number":9,"incarnation":"life","members":[{"node":"aa",'
@@ -90,7 +90,7 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"life":0},{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
             b'"store_port":2,"life":3}],"store_port":29500,"reason":"\\u00e9 \\u20ac",'
             b'"budget":{"failures":1,"fruitless":2,"best_step":3,"signature":"sig",'
-            b'"longest":1e+16,"killed":4,"lost":5,"planned":6},"sealed_by":"aa","survivors":1,'
+            b'"longest":1e+16,"killed":4,"lost":5,"planned":6,"best_inner":7},"sealed_by":"aa","survivors":1,'
             b'"group":"","parts":0,"nodes":0,"workers":0,"ranks":[],"firsts":[]}'
         ),
     ),
@@ -102,7 +102,7 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"life":0},{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
             b'"store_port":2,"life":3}],"store_port":1,"reason":"","budget":{"failures":0,'
             b'"fruitless":0,"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,'
-            b'"planned":0},"sealed_by":"","survivors":0,"group":"g1","parts":3,"nodes":8,'
+            b'"planned":0,"best_inner":0},"sealed_by":"","survivors":0,"group":"g1","parts":3,"nodes":8,'
             b'"workers":64,"ranks":[1,4],"firsts":[8,32]}'
         ),
     ),
@@ -142,7 +142,7 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'{"v":1,"kind":"outcome","incarnation":"life","succeeded":false,"exit_code":1,'
             b'"reason":"it failed","fault":{"round":3,"kind":"failed","reason":"no r\\u00e4um",'
             b'"rank":5,"exit_code":-9,"signature":"ValueError: x",'
-            b'"traceback":"line 1\\nline 2","step":100,"lifetime":33.5,"consequence":true},'
+            b'"traceback":"line 1\\nline 2","step":100,"lifetime":33.5,"consequence":true,"inner":6},'
             b'"node":"node1"}'
         ),
     ),

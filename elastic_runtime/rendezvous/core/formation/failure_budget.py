@@ -9,9 +9,9 @@ The rules:
 - One round that broke is at most one failure, however many workers it took with it.
 - A killed worker, a lost node or a planned change costs nothing. When one is among the reports,
   errors of other workers are its echo.
-- *Progress* is a higher step than ever before; for scripts that report no steps it is a long
-  enough run, or an error that has changed. Rounds in a row without progress are counted
-  whatever ended them.
+- *Progress* is a higher step than ever before, or as high a one with more inner steps, which ranks
+  that train alone keep; for scripts that report no steps it is a long enough run, or an error that
+  has changed. Rounds in a row without progress are counted whatever ended them.
 - A worker that could not be started for lack of resources costs nothing, but the time that the
   others have waited for it is no progress.
 - A round whose members no longer reach each other costs nothing and is no round without progress.
@@ -175,19 +175,30 @@ def _no_fault(
 
 
 def _with_best(budget: Budget, reports: Sequence[FaultReport]) -> Budget:
-    step = max((report.step for report in reports), default=-1)
+    reached = max(_best(budget), _reached(reports))
     lifetime = max((report.lifetime for report in reports), default=0.0)
     return replace(
-        budget, best_step=max(budget.best_step, step), longest=max(budget.longest, lifetime)
+        budget,
+        best_step=reached[0],
+        best_inner=reached[1],
+        longest=max(budget.longest, lifetime),
     )
+
+
+def _best(budget: Budget) -> tuple[int, int]:
+    return budget.best_step, budget.best_inner
+
+
+def _reached(reports: Sequence[FaultReport]) -> tuple[int, int]:
+    return max(((report.step, report.inner) for report in reports), default=(-1, 0))
 
 
 def _made_progress(
     budget: Budget, reports: Sequence[FaultReport], cause: FaultReport, free: bool
 ) -> bool:
-    step = max(report.step for report in reports)
-    if step >= 0 or budget.best_step >= 0:
-        return step > budget.best_step
+    reached = _reached(reports)
+    if reached[0] >= 0 or budget.best_step >= 0:
+        return reached > _best(budget)
     if cause.signature == LACKS_RESOURCES:
         return False  # however long the others have waited for the worker that never came
     lifetime = max(report.lifetime for report in reports)
