@@ -16,18 +16,18 @@ import torch
 
 from elastic_runtime.data.outlook import earlier_shares
 from elastic_runtime.data.sampler import ElasticBatchSampler
-from elastic_runtime.diloco.fragment import Flight, Fragment
+from elastic_runtime.diloco.early_sync import Vote
 from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
 from elastic_runtime.diloco.pairing import pair_up
-from elastic_runtime.diloco.rhythm import Rhythm, Schedule, cut
+from elastic_runtime.diloco.replica import Replica
+from elastic_runtime.diloco.rhythm import Rhythm, Schedule
 from elastic_runtime.diloco.standings import Meeting, Standing, meet
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import ReplicaDropped, ReplicasKept
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.state.state_parts import OptimizerPart
 from elastic_runtime.worker.world import TrainsAlone
 
 if TYPE_CHECKING:
@@ -114,29 +114,21 @@ class DiLoCo(TrainsAlone):
                 f"fragments={rhythm.fragments}, and the replica has {len(pairing.parameters)} "
                 "parameters that are trained; take fewer fragments"
             )
-        self._state, self._rhythm, self._mix = state, rhythm, mix
-        self._pairing = pairing
-        sizes = [pair.own.numel() for pair in pairing.parameters]
-        pieces = cut(sizes, rhythm.fragments)
-        self._fragments = [
-            # Buffers come with the last one.
-            Fragment(
-                [pairing.parameters[n] for n in piece],
-                pairing.floats if piece is pieces[-1] else [],
-            )
-            for piece in pieces
-        ]
-        self._inner = OptimizerPart("inner", inner, {"replica": replica}, shadow=False)
-        self._outer = outer or torch.optim.SGD([pair.common for pair in pairing.parameters], lr=1.0)
+        # A step of size 1 along the mean change leads to the mean.
+        by_mean = torch.optim.SGD([pair.common for pair in pairing.parameters], lr=1.0)
+        self._outer = outer or by_mean
+        self._replica = Replica(pairing, inner, self._outer, rhythm.fragments, mix)
+        self._state, self._rhythm = state, rhythm
         self._standing = Standing(_NONE, Schedule.first(rhythm))
-        self._work = [0] * rhythm.fragments  # own inner steps since the sync of each fragment
-        self._flight: Flight | None = None
+        self._early: int | None = None  # the inner step of a sync before it is due
+        self._whole = False  # the next sync is of all fragments
         self._left: OwnValues | None = None  # as they were when the last world ended
         self._live = False  # the values of the State are this rank's own
         self._place: tuple[int, int] | None = None
         self._trained_as: tuple[int, int] | None = None
         self._gloo: GlooGroups | None = None
         self._peers: Peers | None = None
+        self._vote: Vote | None = None
 
     def __repr__(self) -> str:
         """How far it is on its way to the next sync."""
@@ -172,7 +164,7 @@ class DiLoCo(TrainsAlone):
                 "that elastic.run calls are the ranks connected"
             )
         self._standing = replace(self._standing, schedule=self._standing.schedule.stepped())
-        self._work = [own + 1 for own in self._work]
+        self._replica.stepped()
         for part in stateful(self._state):
             part.commit()
         context().report_inner(self.inner_steps)
@@ -186,7 +178,8 @@ class DiLoCo(TrainsAlone):
         To be called on all ranks after the same inner step. Nothing is done if there was none since
         the last sync.
         """
-        while not self._standing.schedule.over:
+        if self._standing.schedule.trained:
+            self._whole = True
             self._sync()
 
     # What the runtime calls
@@ -196,7 +189,8 @@ class DiLoCo(TrainsAlone):
         if self._live:
             self._left, self._live = OwnValues(self._state), False
         self._place = world.rank, world.size
-        self._flight = self._gloo = self._peers = None
+        self._gloo = self._peers = self._vote = self._early = None
+        self._replica.forget_flights()
 
     def use_groups(self, gloo: GlooGroups) -> None:
         """Uses these groups in the world that was entered."""
@@ -207,7 +201,8 @@ class DiLoCo(TrainsAlone):
         gloo = self._gloo
         assert gloo is not None
         self._take_over_commit()
-        peers = Peers(gloo.another() if gloo.group.size() > 1 else None)
+        self._whole = False
+        peers, voters = (Peers(gloo.another() if gloo.group.size() > 1 else None) for _ in "12")
         standings = [Standing.of_plain(each) for each in peers.gather(self._standing.plain)]
         meeting = meet(standings, self._state.step)
         # A fault may come until all is there; nothing of this rank's own is changed before.
@@ -216,7 +211,8 @@ class DiLoCo(TrainsAlone):
             self._go_on(meeting, values)
         else:
             self._begin(meeting, values)
-        self._peers, self._left, self._live = peers, None, True
+        self._peers, self._vote = peers, Vote(voters)
+        self._left, self._live = None, True
         self._trained_as = self._place
         self._tell(meeting)
         if self._standing.schedule.position:
@@ -227,38 +223,51 @@ class DiLoCo(TrainsAlone):
 
     def _act(self) -> bool:
         """Does what is due after an inner step."""
-        schedule = self._standing.schedule
-        if self._flight is None and self._rhythm.begins(schedule):
-            self._take_off()
-        if not self._rhythm.is_due(schedule):
+        schedule, gloo, vote = self._standing.schedule, self._gloo, self._vote
+        assert gloo is not None
+        assert vote is not None
+        if self._early is None and gloo.leaves():
+            vote.cast(schedule.position)
+            self._early = vote.result()
+            # Who waits at a sync that is due, and votes there, waits for its fragment only.
+            self._whole = self._early < self._rhythm.every
+        if self._rhythm.begins(schedule):
+            self._send(schedule.fragment)
+        if not self._rhythm.is_due(schedule, self._early):
             return False
         self._sync()
         return True
 
-    def _take_off(self) -> None:
-        schedule = self._standing.schedule
-        turn = schedule.fragment
-        # A rank that has come later has changed less, for fewer steps: it counts less.
-        weight = self._work[turn] / max(1, schedule.ages[turn])
+    def _send(self, turn: int) -> None:
         group = self._peers.group if self._peers is not None else None
-        self._flight = Flight(self._fragments[turn].change(), weight, group)
+        self._replica.send(turn, self._standing.schedule.ages[turn], group)
+
+    def _vote_while_waiting(self) -> None:
+        gloo, vote = self._gloo, self._vote
+        if gloo is not None and vote is not None and gloo.leaves():
+            vote.cast(self.inner_steps)
+
+    @property
+    def _turns(self) -> tuple[int, ...]:
+        """The fragments of the next sync, first the one whose turn it is: it may be under way."""
+        schedule = self._standing.schedule
+        others = (n for n in schedule.trained if n != schedule.fragment)
+        return (schedule.fragment, *(others if self._whole else ()))
 
     def _sync(self) -> None:
-        if self._flight is None:
-            self._take_off()
-        flight, self._flight = self._flight, None
-        assert flight is not None
-        fragment = self._fragments[self._standing.schedule.fragment]
-        fragment.offer(flight.wait())
-        self._take_others()
-        self._outer.step()
-        fragment.drop_gradients()
-        if not flight.finite:
-            self._drop_replica()
+        turns = self._turns
+        for turn in turns:
+            self._send(turn)
+        if not self._replica.land(turns, self._vote_while_waiting):
+            context().note(ReplicaDropped(self._state.step))
         context().report_inner(0)
         self.commits = True
         try:
             self._state.commit()
+        except WorldChanged:
+            if self._vote is not None:
+                self._vote.close()
+            raise
         finally:
             self.commits = False
         self._take_over_commit()
@@ -271,10 +280,9 @@ class DiLoCo(TrainsAlone):
         base, schedule = self._standing.base, self._standing.schedule
         if base == _NONE or self._state.step != base + 1:
             return
-        turn = schedule.fragment
-        self._fragments[turn].adopt(self._mix)
-        self._work[turn] = 0
-        self._standing = Standing(base + 1, schedule.synced())
+        self._replica.adopt(self._turns)
+        self._standing = Standing(base + 1, schedule.synced(self._turns))
+        self._early, self._whole = None, False
         self._left = None  # its values are those of the commit
         self._take_shares(())
 
@@ -293,19 +301,14 @@ class DiLoCo(TrainsAlone):
             mine = (self._left or OwnValues(self._state)).image()
         values = tell_all(group, mine, furthest)
         if meeting.new:
-            hand_on(group, self._inner, furthest, meeting.new)
+            hand_on(group, self._replica.inner, furthest, meeting.new)
         return values
 
     def _begin(self, meeting: Meeting, values: Image | None) -> None:
         """Begins with the common parameters, where the furthest rank is."""
-        for fragment in self._fragments:
-            fragment.adopt()
-        with torch.no_grad():
-            for pair in (*self._pairing.others, *self._pairing.still):
-                pair.own.copy_(pair.common)
+        self._replica.begin()
         if values is not None:
             OwnValues.load_image(self._state, *values, only=None)
-        self._work = [0] * self._rhythm.fragments
         self._standing = Standing(self._state.step, meeting.schedule)
         self._take_shares(())
 
@@ -342,19 +345,6 @@ class DiLoCo(TrainsAlone):
                     self._trained_as,
                     sampler.batch_sizes,
                 )
-
-    def _take_others(self) -> None:
-        """What cannot be averaged, such as a count of batches, is taken from this rank's own."""
-        with torch.no_grad():
-            for pair in self._pairing.others:
-                pair.common.copy_(pair.own)
-
-    def _drop_replica(self) -> None:
-        context().note(ReplicaDropped(self._state.step))
-        for fragment in self._fragments:
-            fragment.adopt()
-        self._work = [0] * self._rhythm.fragments
-        self._inner.optimizer.state.clear()
 
     def _take_shares(self, earlier: tuple[Stretch, ...]) -> None:
         for part in stateful(self._state):
@@ -406,7 +396,6 @@ class LocalSGD(DiLoCo):
         """
         rhythm = _rhythm(type(self).__name__, sync_every, fragments, delay, mix)
         self._prepare(state, replica, inner, None, rhythm, mix)
-        # A step of size 1 along the mean change leads to the mean.
         state.entrust(self, local_sgd=self._outer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,13 @@ import torch.distributed as dist
 from elastic_runtime.errors import ElasticError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from elastic_runtime.diloco.pairing import Pair
+
+
+# Between two looks whether an exchange has arrived, in seconds: little beside what one takes.
+_LOOK = 0.001
 
 
 class NothingToAverage(ElasticError):
@@ -106,14 +111,20 @@ class Flight:
             torch.mul(change, weight, out=self._row[:-2])
         self._work = dist.all_reduce(self._row, group=group, async_op=True) if group else None
 
-    def wait(self) -> torch.Tensor:
+    def wait(self, idle: Callable[[], None]) -> torch.Tensor:
         """The mean change of all ranks, the same on each.
+
+        Args:
+            idle: called now and then until it is there.
 
         Raises:
             NothingToAverage: no rank's change is finite.
             RuntimeError: a rank was lost on the way.
         """
         if self._work is not None:
+            while not self._work.is_completed():
+                idle()
+                time.sleep(_LOOK)
             self._work.wait()
         total, diverged = self._row[-2:].tolist()
         if not total and diverged:

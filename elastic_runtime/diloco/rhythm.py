@@ -8,7 +8,7 @@ fragment and no delay it is DiLoCo (Douillard et al., 2023).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,9 +33,14 @@ class Rhythm:
         """Whether it is time for the exchange of the next sync to begin."""
         return schedule.position >= self.every - self.delay
 
-    def is_due(self, schedule: Schedule) -> bool:
-        """Whether it is time for the next sync."""
-        return schedule.position >= self.every
+    def is_due(self, schedule: Schedule, early: int | None = None) -> bool:
+        """Whether it is time for the next sync.
+
+        Args:
+            schedule: how far this rank is.
+            early: the inner step at which all have agreed to come together before it is time.
+        """
+        return schedule.position >= (self.every if early is None else early)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +66,18 @@ class Schedule:
         return max(range(len(self.ages)), key=lambda number: self.ages[number])
 
     @property
-    def over(self) -> bool:
-        """Whether no fragment has been trained since its last sync."""
-        return not any(self.ages)
+    def trained(self) -> tuple[int, ...]:
+        """The fragments that have been trained since their last sync."""
+        return tuple(number for number, age in enumerate(self.ages) if age)
 
     def stepped(self) -> Schedule:
         """After one more inner step."""
         return Schedule(self.position + 1, tuple(age + 1 for age in self.ages))
 
-    def synced(self) -> Schedule:
-        """After the sync of the fragment whose turn it was."""
-        turn = self.fragment
-        ages = tuple(0 if number == turn else age for number, age in enumerate(self.ages))
-        return replace(self, position=0, ages=ages)
+    def synced(self, turns: Sequence[int]) -> Schedule:
+        """After a sync of these fragments."""
+        ages = tuple(0 if number in turns else age for number, age in enumerate(self.ages))
+        return Schedule(0, ages)
 
 
 def cut(sizes: Sequence[int], pieces: int) -> list[range]:

@@ -243,6 +243,7 @@ class Change(Message):
         round: the round.
         reason: for people.
         goes: this node leaves the job, and does not only change its rank.
+        grows: others join, and nobody leaves.
     """
 
     kind: ClassVar[str] = "change"
@@ -250,6 +251,7 @@ class Change(Message):
     round: int
     reason: str
     goes: bool
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,13 @@ class GlooGroups:
         group: all ranks, over gloo.
         another: makes one more such group; all ranks must call it at the same point.
         interrupted: whether another thread has ended the groups because of a fault.
+        leaves: whether it is known that somebody leaves, and all leave the round at a commit.
     """
 
     group: dist.ProcessGroup
     another: Callable[[], dist.ProcessGroup]
     interrupted: Callable[[], bool]
+    leaves: Callable[[], bool] = lambda: False
 
 
 class Peers:

@@ -189,7 +189,8 @@ class _Loop:
             with error_classification.explained():
                 _Commit(self, group, None).begin()
                 value = self._train(world)
-            self._finish_saving()
+            if self._saver is not None:
+                self._saver.wait()  # the groups that the last save needs are about to end
             return value
         finally:
             self._state._on_commit = None
@@ -229,9 +230,8 @@ class _Loop:
             if collective and ranks is not None and ranks.interrupted.is_set():
                 number = ranks.place.round
                 if self._thrown < number:
-                    # The script may catch the errors of its collectives and try again for ever. If
-                    # it waits in one, the exception has no effect: then the agent finds it there
-                    # again, and ends the process.
+                    # The script may catch the errors of its collectives and try again for ever. In
+                    # one it does not feel the exception: the agent finds it there, and ends it.
                     self._thrown = number
                     thread_inspection.throw(self._main, WorldChanged)
                     collective = False
@@ -315,7 +315,8 @@ class _Loop:
         incarnation = order.key.rpartition("/")[0]
         self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
-        gloo = GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)
+        asked = ranks.interrupted.is_set, partial(self._leaves, order.round)
+        gloo = GlooGroups(group, ranks.another_group, *asked)
         self._recovery.recover(gloo, world, EarlierRounds(incarnation, order.committed))
         end_break(world.rank, world.size)
         recovering = time.monotonic() - began
@@ -333,9 +334,14 @@ class _Loop:
             self._state._on_commit = None
             self._await_all(commit, order, ranks)
         self._here.tell(Trained(order.round))
-        self._finish_saving()
+        if self._saver is not None:
+            self._saver.wait()
         self._here.tell(Returned(order.round))
         return _Done(value)
+
+    def _leaves(self, number: int) -> bool:
+        change = self._change
+        return change is not None and change.round == number and not change.grows
 
     def _await_all(self, commit: _Commit, order: Enter, ranks: Ranks) -> None:
         """Waits until ``train`` has returned on all ranks.
@@ -358,11 +364,6 @@ class _Loop:
             "for it in a further step; return on all ranks after the same step: let them decide by "
             "what is the same everywhere, such as state.step"
         )
-
-    def _finish_saving(self) -> None:
-        """Waits for the last save: the groups that it needs are about to end."""
-        if self._saver is not None:
-            self._saver.wait()
 
     def look_for_missing_parts(self) -> None:
         """Reports once, in the first steps, what the script has left out of its State.

@@ -235,7 +235,7 @@ def switch(state: AgentState, event: Switch, now: float) -> Step:
         return interrupt_round(state, event.reason, now)
     if state.require_in_place().interrupted_at is not None:
         return Step(state)
-    change = TellWorkers(Change(last.number, event.reason, goes=False))
+    change = TellWorkers(Change(last.number, event.reason, goes=False, grows=event.grows))
     return Step(state, (change, SetAlarm(now + state.settings.timeouts.grace)), event.reason)
 
 

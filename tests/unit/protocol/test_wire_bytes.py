@@ -142,8 +142,8 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'{"v":1,"kind":"outcome","incarnation":"life","succeeded":false,"exit_code":1,'
             b'"reason":"it failed","fault":{"round":3,"kind":"failed","reason":"no r\\u00e4um",'
             b'"rank":5,"exit_code":-9,"signature":"ValueError: x",'
-            b'"traceback":"line 1\\nline 2","step":100,"lifetime":33.5,"consequence":true,"inner":6},'
-            b'"node":"node1"}'
+            b'"traceback":"line 1\\nline 2","step":100,"lifetime":33.5,"consequence":true,'
+            b'"inner":6},"node":"node1"}'
         ),
     ),
     (
@@ -217,8 +217,8 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
         (b'{"kind":"interrupt","round":1,"reason":"broken"}\n'),
     ),
     (
-        messages.Change(1, "a node comes", True),
-        (b'{"kind":"change","round":1,"reason":"a node comes","goes":true}\n'),
+        messages.Change(1, "a node comes", False, True),
+        (b'{"kind":"change","round":1,"reason":"a node comes","goes":false,"grows":true}\n'),
     ),
     (
         messages.Dismiss(True),
