@@ -167,7 +167,7 @@ class DiLoCo(TrainsAlone):
         self._replica.stepped()
         for part in stateful(self._state):
             part.commit()
-        context().report_inner(self.inner_steps)
+        context().report_inner(self._state.step, self.inner_steps)
         if gloo.interrupted():
             raise WorldChanged("the round is broken")
         return self._act()
@@ -202,7 +202,10 @@ class DiLoCo(TrainsAlone):
         assert gloo is not None
         self._take_over_commit()
         self._whole = False
-        peers, voters = (Peers(gloo.another() if gloo.group.size() > 1 else None) for _ in "12")
+        several = gloo.group.size() > 1
+        # Exchanges and commits are in one order on all ranks, and share a group; votes are not.
+        peers = Peers(gloo.group if several else None)
+        voters = Peers(gloo.another() if several else None)
         standings = [Standing.of_plain(each) for each in peers.gather(self._standing.plain)]
         meeting = meet(standings, self._state.step)
         # A fault may come until all is there; nothing of this rank's own is changed before.
@@ -260,7 +263,7 @@ class DiLoCo(TrainsAlone):
             self._send(turn)
         if not self._replica.land(turns, self._vote_while_waiting):
             context().note(ReplicaDropped(self._state.step))
-        context().report_inner(0)
+        context().report_inner(self._state.step, 0)
         self.commits = True
         try:
             self._state.commit()

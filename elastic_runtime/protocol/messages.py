@@ -309,12 +309,13 @@ class ProgressFile:
     was reported; the steps completed by this process; the moment of the last one, in nanoseconds
     on the machine's monotonic clock; in place, the moment since which a next step is to be
     expected, on the same clock, or 0 while this process is not in ``train``, or 1 while it is there
-    and busy with something else; the inner steps that a rank which trains alone has made since.
+    and busy with something else; the inner steps that a rank which trains alone has made since the
+    step, and the moment of the last of these.
     """
 
-    SIZE = 40
+    SIZE = 48
     BUSY = 1
-    _LAYOUT = struct.Struct("<qqqqq")
+    _LAYOUT = struct.Struct("<qqqqqq")
 
     def __init__(self, path: str, *, create: bool = False) -> None:
         """Maps the file at ``path``.
@@ -328,7 +329,7 @@ class ProgressFile:
         """
         if not path:
             self._map = mmap.mmap(-1, self.SIZE)
-            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0, 0)
+            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0, 0, 0)
         else:
             flags = os.O_RDWR | (os.O_CREAT if create else 0)
             descriptor = os.open(path, flags, 0o600)
@@ -342,7 +343,7 @@ class ProgressFile:
         if create:
             # Written, and not only made so long: a store to mapped memory for which a full disk has
             # no block is SIGBUS, and ends the process.
-            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0, 0), 0)
+            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0, 0, 0), 0)
         if os.fstat(descriptor).st_size < self.SIZE:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
         return mmap.mmap(descriptor, self.SIZE)
@@ -357,14 +358,15 @@ class ProgressFile:
         """Says since when a next step is to be expected; 0 or ``BUSY``: none is."""
         self._view[3] = since_ns
 
-    def keep(self, inner: int) -> None:
+    def keep(self, inner: int, moment_ns: int) -> None:
         """Says how many inner steps this rank has made since the step, and keeps."""
+        self._view[5] = moment_ns
         self._view[4] = inner
 
     @property
-    def kept(self) -> int:
-        """How many inner steps the rank has made since the step."""
-        return self._view[4]
+    def kept(self) -> tuple[int, int]:
+        """How many inner steps the rank has made since the step, and when the last one."""
+        return self._view[4], self._view[5]
 
     @property
     def expected(self) -> int:

@@ -94,6 +94,7 @@ class WorkerContext:
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0
+        self._told_first = False  # of the first step of this round
         self._looked = False  # for a DataLoader that a hint is to be given about
         self.in_place = False
         self.was_in_place = False
@@ -162,19 +163,28 @@ class WorkerContext:
     def report_step(self, step: int) -> None:
         """Publishes that ``step`` is done: a few stores to memory that the agent has mapped."""
         self._steps += 1
-        if self._steps == 1 and self.has_agent:
-            self.note(StepFirst(step))  # the agent tells people how long a recovery took
-        elif self._steps == 2 and self.rank == 0 and self.has_agent and not self._looked:
+        self._tell_first(step)
+        if self._steps == 2 and self.rank == 0 and self.has_agent and not self._looked:
             self._looked = True
             if sampler := sampler_of_one_world():
                 self.note(DataShuffles(sampler))
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
 
-    def report_inner(self, inner: int) -> None:
-        """Publishes how many inner steps this rank has made alone since its last step."""
+    def report_inner(self, step: int, inner: int) -> None:
+        """Publishes how many inner steps this rank has made alone since ``step``.
+
+        They are no steps: the ranks wait for each other at steps only, which is where they hang.
+        """
+        if inner:
+            self._tell_first(step + 1)
         if (progress := self._progress_file()) is not None:
-            progress.keep(inner)
+            progress.keep(inner, time.monotonic_ns())
+
+    def _tell_first(self, step: int) -> None:
+        if not self._told_first and self.has_agent:
+            self._told_first = True
+            self.note(StepFirst(step))  # the agent tells people how long a recovery took
 
     @contextmanager
     def running_in_place(self) -> Iterator[None]:
@@ -227,7 +237,7 @@ class WorkerContext:
     def enter(self, round_number: int, rank: int, incarnation: str) -> None:
         """Says which round this process takes part in from now on, and as which rank."""
         self.round, self.rank, self.incarnation = round_number, rank, incarnation
-        self._steps = 0
+        self._steps, self._told_first = 0, False
 
     def tell(self, message: Message) -> None:
         """Sends a message to the agent, if there is one."""

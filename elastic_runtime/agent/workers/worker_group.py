@@ -389,17 +389,20 @@ class WorkerGroup:
     def inner(self) -> int:
         """The most inner steps that a worker has made alone since the highest step."""
         highest, slots = self.step(), self._slots.values()
-        return max((s.progress.kept for s in slots if s.progress.read()[0] == highest), default=0)
+        kept = (s.progress.kept[0] for s in slots if s.progress.read()[0] == highest)
+        return max(kept, default=0)
 
     def progress(self) -> tuple[int, int, float]:
         """The step that a worker has reported last, which of its steps that was, and when.
 
         Returns:
-            The step, the number, and seconds on the monotonic clock; -1, 0, 0.0: none so far.
+            The step, the number, and when it or an inner step was last (seconds); -1, 0, 0.0: none.
         """
-        seen = (slot.progress.read() for slot in self._slots.values())
+        slots = [slot.progress for slot in self._slots.values()]
+        seen = [one.read() for one in slots]
         step, count, moment = max(seen, key=lambda one: one[2], default=(-1, 0, 0))
-        return step, count, moment / 1e9
+        inner = max((one.kept[1] for one in slots), default=0)
+        return step, count, max(moment, inner) / 1e9
 
     def step_progress(self) -> StepProgress:
         """What those workers show of their progress that have not ended."""
