@@ -95,12 +95,13 @@ class DiLoCo(TrainsAlone):
             UsageError: the models and optimizers do not belong together, or a number is out of
                 range.
         """
-        rhythm = _rhythm(type(self).__name__, sync_every, fragments, delay, mix)
-        self._prepare(state, replica, inner, outer, rhythm, mix)
+        rhythm = _rhythm("DiLoCo", sync_every, fragments, delay, mix)
+        self._prepare("DiLoCo", state, replica, inner, outer, rhythm, mix)
         state.entrust(self)
 
     def _prepare(
         self,
+        kind: str,
         state: State,
         replica: torch.nn.Module,
         inner: torch.optim.Optimizer,
@@ -108,7 +109,7 @@ class DiLoCo(TrainsAlone):
         rhythm: Rhythm,
         mix: float,
     ) -> None:
-        pairing = pair_up(self, state, replica, inner, outer)
+        pairing = pair_up(kind, state, replica, inner, outer)
         if rhythm.fragments > len(pairing.parameters):
             raise UsageError(
                 f"fragments={rhythm.fragments}, and the replica has {len(pairing.parameters)} "
@@ -120,6 +121,8 @@ class DiLoCo(TrainsAlone):
         self._replica = Replica(pairing, inner, self._outer, rhythm.fragments, mix)
         self._state, self._rhythm = state, rhythm
         self._standing = Standing(_NONE, Schedule.first(rhythm))
+        self._unsaid = 0  # steps of the inner optimizer since the last step()
+        inner.register_step_post_hook(self._stepped)
         self._early: int | None = None  # the inner step of a sync before it is due
         self._whole = False  # the next sync is of all fragments
         self._left: OwnValues | None = None  # as they were when the last world ended
@@ -165,6 +168,7 @@ class DiLoCo(TrainsAlone):
             )
         self._standing = replace(self._standing, schedule=self._standing.schedule.stepped())
         self._replica.stepped()
+        self._unsaid = 0
         for part in stateful(self._state):
             part.commit()
         context().report_inner(self._state.step, self.inner_steps)
@@ -223,6 +227,15 @@ class DiLoCo(TrainsAlone):
             self._act()
 
     # Inside
+
+    def _stepped(self, *_: object) -> None:
+        self._unsaid += 1
+        if self._unsaid > 2 * self._rhythm.every * self._rhythm.fragments:
+            raise UsageError(
+                f"the inner optimizer has made {self._unsaid} steps, and the step() of "
+                f"{type(self).__name__} was not called: nothing is ever committed so; call it "
+                "after each inner step"
+            )
 
     def _act(self) -> bool:
         """Does what is due after an inner step."""
@@ -397,8 +410,8 @@ class LocalSGD(DiLoCo):
         Raises:
             UsageError: as for ``DiLoCo``.
         """
-        rhythm = _rhythm(type(self).__name__, sync_every, fragments, delay, mix)
-        self._prepare(state, replica, inner, None, rhythm, mix)
+        rhythm = _rhythm("LocalSGD", sync_every, fragments, delay, mix)
+        self._prepare("LocalSGD", state, replica, inner, None, rhythm, mix)
         state.entrust(self, local_sgd=self._outer)
 
 

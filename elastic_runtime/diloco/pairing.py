@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,14 +10,12 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state.training_state import State
 from elastic_runtime.worker.state.wrappers import bare, unwrapped
 
-if TYPE_CHECKING:
-    from elastic_runtime.worker.world import TrainsAlone
-
-_EXAMPLE = (
-    "replica = copy.deepcopy(model); inner = AdamW(replica.parameters()); "
-    "outer = SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True); "
-    "DiLoCo(State(model=model, outer=outer), replica, inner=inner, outer=outer, sync_every=500)"
-)
+_REPLICA = "replica = copy.deepcopy(model); inner = AdamW(replica.parameters()); "
+_EXAMPLES = {
+    "DiLoCo": _REPLICA + "outer = SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True); "
+    "DiLoCo(State(model=model, outer=outer), replica, inner=inner, outer=outer, sync_every=500)",
+    "LocalSGD": _REPLICA + "LocalSGD(State(model=model), replica, inner=inner, sync_every=8)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Pairing:
 
 
 def pair_up(
-    who: TrainsAlone,
+    kind: str,
     state: State,
     replica: torch.nn.Module,
     inner: torch.optim.Optimizer,
@@ -61,16 +58,15 @@ def pair_up(
     """Finds the model of the State that a replica belongs to.
 
     Args:
-        who: for messages.
+        kind: ``DiLoCo`` or ``LocalSGD``.
         state: holds the common model, and its optimizer.
         replica: what a rank trains.
         inner: trains it.
-        outer: of the common model; None: there is none.
+        outer: of the common model; None for ``LocalSGD``.
 
     Raises:
         UsageError: they do not belong together; the message says what to write.
     """
-    kind = type(who).__name__
     _check_kinds(kind, state, replica, inner, outer)
     name, model = _model_of(kind, state, replica)
     theirs, ours = dict(model.named_parameters()), dict(replica.named_parameters())
@@ -78,12 +74,12 @@ def pair_up(
     if foreign := trained - {id(parameter) for parameter in ours.values()}:
         raise UsageError(
             f"{kind}(inner=…) holds {len(foreign)} parameters that are not the replica's; the "
-            f"inner optimizer is that of the replica: {_EXAMPLE}"
+            f"inner optimizer is that of the replica: {_EXAMPLES[kind]}"
         )
     pairs = [Pair(key, theirs[key], ours[key]) for key in ours]
     parameters = [pair for pair in pairs if id(pair.own) in trained]
     if outer is not None:
-        _check_outer(kind, name, outer, parameters)
+        _check_outer(kind, state, name, outer, parameters)
     common = dict(model.named_buffers())
     buffers = [Pair(key, common[key], own) for key, own in replica.named_buffers()]
     floats = [pair for pair in buffers if pair.own.is_floating_point()]
@@ -96,10 +92,11 @@ def _check_kinds(
     kind: str, state: object, replica: object, inner: object, outer: object | None
 ) -> None:
     if not isinstance(state, State):
-        raise UsageError(f"{kind} needs the State first, not a {_kind(state)}: {_EXAMPLE}")
+        raise UsageError(f"{kind} needs the State first, not a {_kind(state)}: {_EXAMPLES[kind]}")
     if not isinstance(replica, torch.nn.Module):
         raise UsageError(
-            f"{kind} needs the model that this rank trains, not a {_kind(replica)}: {_EXAMPLE}"
+            f"{kind} needs the model that this rank trains, not a {_kind(replica)}: "
+            f"{_EXAMPLES[kind]}"
         )
     if isinstance(replica, torch.nn.parallel.DistributedDataParallel):
         raise UsageError(
@@ -107,8 +104,11 @@ def _check_kinds(
             f"step, and {kind} trains each rank alone; give it the model itself"
         )
     for word, one in (("inner", inner), ("outer", outer)):
-        if one is not None and not isinstance(one, torch.optim.Optimizer):
-            raise UsageError(f"{kind}({word}=…) is a {_kind(one)}, not an optimizer: {_EXAMPLE}")
+        left_out = word == "outer" and one is None and kind == "LocalSGD"
+        if not left_out and not isinstance(one, torch.optim.Optimizer):
+            raise UsageError(
+                f"{kind}({word}=…) is a {_kind(one)}, not an optimizer: {_EXAMPLES[kind]}"
+            )
     if state._alone is not None:
         raise UsageError(
             f"this State has a {type(state._alone).__name__} already, and two cannot both say when "
@@ -119,7 +119,7 @@ def _check_kinds(
         if any(bare(one) is other for other in objects):
             raise UsageError(
                 f"the {word} is in the State, which is what all ranks have in common; leave it "
-                f"out there: {_EXAMPLE}"
+                f"out there: {_EXAMPLES[kind]}"
             )
 
 
@@ -133,7 +133,7 @@ def _model_of(kind: str, state: State, replica: torch.nn.Module) -> tuple[str, t
         raise UsageError(
             f"the State has {what} with the names and shapes of the replica (it has "
             f"{', '.join(modules) or 'none'}); give it the common model, of which the replica is "
-            f"a copy: {_EXAMPLE}"
+            f"a copy: {_EXAMPLES[kind]}"
         )
     model = modules[found[0]]
     own = {id(tensor) for tensor in (*replica.parameters(), *replica.buffers())}
@@ -146,14 +146,19 @@ def _model_of(kind: str, state: State, replica: torch.nn.Module) -> tuple[str, t
 
 
 def _check_outer(
-    kind: str, name: str, outer: torch.optim.Optimizer, parameters: list[Pair]
+    kind: str, state: State, name: str, outer: torch.optim.Optimizer, parameters: list[Pair]
 ) -> None:
+    if not any(bare(outer) is bare(one) for one in state.parts.values()):
+        raise UsageError(
+            f"the outer optimizer is not in the State: what it remembers would be lost with a "
+            f"fault; write State({name}=…, outer=outer)"
+        )
     held, wanted = _held(outer), {id(pair.common) for pair in parameters}
     if held - wanted or wanted - held:
         raise UsageError(
             f"{kind}(outer=…) holds {len(held & wanted)} of the {len(wanted)} parameters of "
             f"{name!r} that the inner optimizer trains, and {len(held - wanted)} others; it must "
-            f"hold just these: {_EXAMPLE}"
+            f"hold just these: {_EXAMPLES[kind]}"
         )
 
 
