@@ -185,20 +185,23 @@ def _with_best(budget: Budget, reports: Sequence[FaultReport]) -> Budget:
     )
 
 
+_NOWHERE = (-1, 0)
+
+
 def _best(budget: Budget) -> tuple[int, int]:
     return budget.best_step, budget.best_inner
 
 
 def _reached(reports: Sequence[FaultReport]) -> tuple[int, int]:
-    return max(((report.step, report.inner) for report in reports), default=(-1, 0))
+    return max(((report.step, report.inner) for report in reports), default=_NOWHERE)
 
 
 def _made_progress(
     budget: Budget, reports: Sequence[FaultReport], cause: FaultReport, free: bool
 ) -> bool:
-    reached = _reached(reports)
-    if reached[0] >= 0 or budget.best_step >= 0:
-        return reached > _best(budget)
+    reached, best = _reached(reports), _best(budget)
+    if max(reached, best) > _NOWHERE:
+        return reached > best
     if cause.signature == LACKS_RESOURCES:
         return False  # however long the others have waited for the worker that never came
     lifetime = max(report.lifetime for report in reports)
