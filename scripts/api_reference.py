@@ -40,6 +40,10 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "busy": (),
         "ddp": (),
     },
+    "Slow networks": {
+        "DiLoCo": ("inner_steps", "step", "sync"),
+        "LocalSGD": (),
+    },
     "Checkpoints": {
         "Checkpointer": ("steps", "resume", "step", "save", "wait", "close"),
         "PerRank": (),
@@ -102,6 +106,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 GUIDES = {
     "Training in place": "in-place.md",
+    "Slow networks": "slow-networks.md",
     "Checkpoints": "checkpoints.md",
     "Data": "data.md",
     "Lightning": "lightning.md",

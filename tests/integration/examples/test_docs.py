@@ -66,7 +66,7 @@ def test_no_document_has_examples_that_nothing_runs() -> None:
     assert shown == {
         *("accelerate.md", "checkpoints.md", "data.md", "in-place.md"),
         "torchtitan.md",  # integration/torchtitan
-        *("lightning.md", "transformers.md"),
+        *("lightning.md", "slow-networks.md", "transformers.md"),
     }
 
 
@@ -85,6 +85,14 @@ def test_the_example_of_in_place_has_the_same_result_when_it_is_run_again(tmp_pa
     first, again = (run_example("in-place.md", "train.py", tmp_path) for _ in range(2))
     (result,) = re.findall(IN_PLACE["train.py"], first)
     assert re.findall(IN_PLACE["train.py"], again) == [result], again
+
+
+def test_example_of_slow_networks(tmp_path: Path) -> None:
+    assert examples("slow-networks.md").keys() == {"diloco_train.py"}
+    result = r"accuracy (0\.9\d|1\.00) after 13 syncs and 128 inner steps"
+    for launcher in (ELASTIC_RUN, []):  # the second time from the checkpoint
+        text = run_example("slow-networks.md", "diloco_train.py", tmp_path, *launcher)
+        assert len(re.findall(result, text)) == (2 if launcher else 1), text
 
 
 LIGHTNING = {
