@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from elastic_runtime.checkpoint.entries import usage_checks
-from elastic_runtime.checkpoint.entries.committed_entries import CommittedEntries
+from elastic_runtime.checkpoint.entries.committed_entries import CommittedEntries, names_missing
 from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.checkpoint.format.manifest import CheckpointId
 from elastic_runtime.checkpoint.load.resume_choice import LatestStateLoader
@@ -40,7 +40,6 @@ from elastic_runtime.worker.recovery.recovery_source import (
     RecoveryKind,
     StateVersion,
 )
-from elastic_runtime.worker.state.wrappers import bare
 
 if TYPE_CHECKING:
     import os
@@ -297,18 +296,16 @@ class Checkpointer:
         A save that was running in the world before is given up, and soon done again.
 
         Args:
-            state: what is trained; all its parts must be among the entries.
+            state: what is trained; all that it needs must be among the entries.
             gloo: the groups of all ranks, valid until the next call.
 
         Raises:
             CheckpointUsageError: a part of the state is not saved.
         """
-        kept = {id(bare(entry)) for entry in self._objects.values()}
-        missing = [name for name, part in state.parts.items() if id(bare(part)) not in kept]
-        if missing:
+        if missing := names_missing(self._objects, state):
             raise CheckpointUsageError(
-                f"the checkpointer does not save {', '.join(missing)} of the State; add them to "
-                "its entries, or a checkpoint would not be the whole state"
+                f"the checkpointer does not save {', '.join(missing)}; add them to its entries, or "
+                "a checkpoint would not be the whole state"
             )
         self._entries.add_counters(state.counters_entry())
         self._state = state

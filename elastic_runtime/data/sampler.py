@@ -205,7 +205,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             piece: which, from 0.
         """
         count, share = self._piece(piece)
-        return share * self._share_place[1] / count
+        return share * self._share.world / count
 
     def share_of_step(self, piece: int) -> float:
         """What a micro-batch counts in a step whose gradients are added up, and not averaged.
@@ -220,7 +220,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             This rank's samples of it, times the number of ranks, by the samples of the step.
         """
         _, share = self._piece(piece)
-        return share * self._share_place[1] / self._step()
+        return share * self._share.world / self._step()
 
     def samples_in_piece(self, piece: int) -> int:
         """How many samples a micro-batch has on all ranks, in the step that is under way.
@@ -233,25 +233,25 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     @property
     def pieces_in_step(self) -> int:
         """How many micro-batches the step has that is under way."""
-        return -(-self._step() // self._micro_batch)
+        return -(-self._step() // self._share.micro_batch)
 
     def _step(self) -> int:
         """Samples in the step that is under way, over all ranks."""
-        step = min(self._batch, self._left(self.epoch, self.cursor))
-        return step - step % self._micro_batch if self._drop_last else step
+        share = self._share
+        step = min(share.batch, self._left(self.epoch, self.cursor))
+        return step - step % share.micro_batch if self._drop_last else step
 
     def _piece(self, piece: int) -> tuple[int, int]:
         """Samples in a micro-batch of the step that is under way: of all ranks, and of this one."""
-        count = min(self._micro_batch, self._step() - self._micro_batch * piece)
-        first, end = share_of(count, *self._share_place)
+        here = self._share
+        count = min(here.micro_batch, self._step() - here.micro_batch * piece)
+        first, end = share_of(count, here.rank, here.world)
         return count, end - first
 
     @property
-    def _share_place(self) -> tuple[int, int]:
-        """As which rank of how many this one takes its share of the step that is under way."""
-        here = self.epoch, self.cursor
-        earlier = ((one.rank, one.world) for one in self.earlier if here < one.until)
-        return next(earlier, self.place)
+    def _share(self) -> Stretch | Outlook:
+        """Whose share this rank takes of the step that is under way, and how large that is."""
+        return self.outlook(*self.place).at((self.epoch, self.cursor))
 
     @property
     def batch_sizes(self) -> tuple[int, int]:

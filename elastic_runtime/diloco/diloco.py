@@ -19,12 +19,12 @@ from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.diloco.early_sync import Vote
 from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
-from elastic_runtime.diloco.pairing import pair_up
+from elastic_runtime.diloco.pairing import pair_up, refuse_ddp
 from elastic_runtime.diloco.replica import Replica
 from elastic_runtime.diloco.rhythm import Rhythm, Schedule
 from elastic_runtime.diloco.standings import Meeting, Standing, meet
 from elastic_runtime.errors import UsageError
-from elastic_runtime.events.state_events import ReplicaDropped, ReplicasKept
+from elastic_runtime.events.state_events import ReplicaDropped, ReplicasKept, ReplicasLeftOut
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
@@ -117,11 +117,14 @@ class DiLoCo(TrainsAlone):
             )
         # A step of size 1 along the mean change leads to the mean.
         by_mean = torch.optim.SGD([pair.common for pair in pairing.parameters], lr=1.0)
-        self._outer = outer or by_mean
+        self._inner, self._outer = inner, outer or by_mean
+        self.saves = {"inner": inner}
         self._replica = Replica(pairing, inner, self._outer, rhythm.fragments, mix)
         self._state, self._rhythm = state, rhythm
         self._standing = Standing(_NONE, Schedule.first(rhythm))
-        self._unsaid = 0  # steps of the inner optimizer since the last step()
+        self._calls = 0  # of step()
+        self._unsaid = self._optimized = 0  # steps of the inner optimizer: since step(); ever
+        self._looked = False  # for a wrapper of the replica
         inner.register_step_post_hook(self._stepped)
         self._early: int | None = None  # the inner step of a sync before it is due
         self._whole = False  # the next sync is of all fragments
@@ -168,7 +171,10 @@ class DiLoCo(TrainsAlone):
             )
         self._standing = replace(self._standing, schedule=self._standing.schedule.stepped())
         self._replica.stepped()
-        self._unsaid = 0
+        self._unsaid, self._calls = 0, self._calls + 1
+        if not self._looked:
+            self._looked = True
+            refuse_ddp(type(self).__name__, self._replica.module)
         for part in stateful(self._state):
             part.commit()
         context().report_inner(self._state.step, self.inner_steps)
@@ -200,6 +206,11 @@ class DiLoCo(TrainsAlone):
         """Uses these groups in the world that was entered."""
         self._gloo = gloo
 
+    def returned(self) -> None:
+        """Says so if ``train`` has left out the last inner steps."""
+        if self.inner_steps and context().rank == 0:
+            context().note(ReplicasLeftOut(self.inner_steps))
+
     def resume(self) -> None:
         """Goes on from where this rank is, or begins where the others are."""
         gloo = self._gloo
@@ -229,7 +240,7 @@ class DiLoCo(TrainsAlone):
     # Inside
 
     def _stepped(self, *_: object) -> None:
-        self._unsaid += 1
+        self._unsaid, self._optimized = self._unsaid + 1, self._optimized + 1
         if self._unsaid > 2 * self._rhythm.every * self._rhythm.fragments:
             raise UsageError(
                 f"the inner optimizer has made {self._unsaid} steps, and the step() of "
@@ -271,6 +282,11 @@ class DiLoCo(TrainsAlone):
         return (schedule.fragment, *(others if self._whole else ()))
 
     def _sync(self) -> None:
+        if self._calls and not self._optimized:
+            raise UsageError(
+                f"there were {self._calls} inner steps, and the inner optimizer has made none: "
+                "call inner.step() before each step()"
+            )
         turns = self._turns
         for turn in turns:
             self._send(turn)
@@ -412,7 +428,7 @@ class LocalSGD(DiLoCo):
         """
         rhythm = _rhythm("LocalSGD", sync_every, fragments, delay, mix)
         self._prepare("LocalSGD", state, replica, inner, None, rhythm, mix)
-        state.entrust(self, local_sgd=self._outer)
+        state.entrust(self, {"local_sgd.outer": self._outer})
 
 
 def _rhythm(kind: str, sync_every: int, fragments: int, delay: int, mix: float) -> Rhythm:

@@ -45,7 +45,7 @@ class Fragment:
         """
         with torch.no_grad():
             rows = [
-                (pair.common - pair.own.to(pair.common.device)).float().reshape(-1).cpu()
+                _real(pair.common - pair.own.to(pair.common.device)).float().reshape(-1).cpu()
                 for pair in (*self.parameters, *self.buffers)
             ]
             return torch.cat(rows)
@@ -57,9 +57,10 @@ class Fragment:
             mean: what ``change`` gives, averaged over the ranks.
         """
         pairs = (*self.parameters, *self.buffers)
-        pieces = mean.split([pair.common.numel() for pair in pairs])
+        pieces = mean.split([_real(pair.common).numel() for pair in pairs])
         for number, (pair, piece) in enumerate(zip(pairs, pieces, strict=True)):
-            change = piece.view(pair.common.shape).to(pair.common.device, pair.common.dtype)
+            change = torch.empty_like(pair.common, requires_grad=False)
+            _real(change).copy_(piece.view(_real(change).shape))
             if number < len(self.parameters):
                 pair.common.grad = change
             else:
@@ -129,8 +130,14 @@ class Flight:
         total, diverged = self._row[-2:].tolist()
         if not total and diverged:
             raise NothingToAverage(
-                "the training has diverged: on no rank are all parameters finite any more, and so "
-                "there is nothing to make an outer step of. The common model is that of the last "
-                "sync; lower the inner learning rate, or clip gradients"
+                "the training has diverged: lower the inner learning rate, or clip gradients. On "
+                "no rank that has trained since the last sync are all parameters finite, and so "
+                "there is nothing to make an outer step of: the model is that of the last sync"
             )
         return self._row[:-2].div_(total or 1.0)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as real numbers, which share its memory."""
+    plain = tensor.detach()
+    return torch.view_as_real(plain) if plain.is_complex() else plain

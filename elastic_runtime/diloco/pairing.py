@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state.training_state import State
 from elastic_runtime.worker.state.wrappers import bare, unwrapped
 
+_DDP = torch.nn.parallel.DistributedDataParallel
 _REPLICA = "replica = copy.deepcopy(model); inner = AdamW(replica.parameters()); "
 _EXAMPLES = {
     "DiLoCo": _REPLICA + "outer = SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True); "
@@ -68,8 +70,9 @@ def pair_up(
         UsageError: they do not belong together; the message says what to write.
     """
     _check_kinds(kind, state, replica, inner, outer)
-    name, model = _model_of(kind, state, replica)
-    theirs, ours = dict(model.named_parameters()), dict(replica.named_parameters())
+    name, model = _model_of(kind, state, replica, outer)
+    plain = unwrapped(replica)
+    theirs, ours = dict(model.named_parameters()), dict(plain.named_parameters())
     trained = _held(inner)
     if foreign := trained - {id(parameter) for parameter in ours.values()}:
         raise UsageError(
@@ -81,7 +84,7 @@ def pair_up(
     if outer is not None:
         _check_outer(kind, state, name, outer, parameters)
     common = dict(model.named_buffers())
-    buffers = [Pair(key, common[key], own) for key, own in replica.named_buffers()]
+    buffers = [Pair(key, common[key], own) for key, own in plain.named_buffers()]
     floats = [pair for pair in buffers if pair.own.is_floating_point()]
     others = [pair for pair in buffers if not pair.own.is_floating_point()]
     still = [pair for pair in pairs if id(pair.own) not in trained]
@@ -98,11 +101,8 @@ def _check_kinds(
             f"{kind} needs the model that this rank trains, not a {_kind(replica)}: "
             f"{_EXAMPLES[kind]}"
         )
-    if isinstance(replica, torch.nn.parallel.DistributedDataParallel):
-        raise UsageError(
-            f"the replica is wrapped by DistributedDataParallel, which averages gradients at each "
-            f"step, and {kind} trains each rank alone; give it the model itself"
-        )
+    if isinstance(replica, _DDP):
+        raise _wrapped(kind)
     for word, one in (("inner", inner), ("outer", outer)):
         left_out = word == "outer" and one is None and kind == "LocalSGD"
         if not left_out and not isinstance(one, torch.optim.Optimizer):
@@ -118,16 +118,21 @@ def _check_kinds(
     for word, one in (("replica", replica), ("inner optimizer", inner)):
         if any(bare(one) is other for other in objects):
             raise UsageError(
-                f"the {word} is in the State, which is what all ranks have in common; leave it "
-                f"out there: {_EXAMPLES[kind]}"
+                f"leave the {word} out of the State, which is what all ranks have in common: "
+                f"{_EXAMPLES[kind]}"
             )
 
 
-def _model_of(kind: str, state: State, replica: torch.nn.Module) -> tuple[str, torch.nn.Module]:
+def _model_of(
+    kind: str, state: State, replica: torch.nn.Module, outer: torch.optim.Optimizer | None
+) -> tuple[str, torch.nn.Module]:
     """The module of the State with the same parameters and buffers, and its name."""
     wanted = _forms(unwrapped(replica))
     modules = {n: unwrapped(m) for n, m in state.parts.items() if isinstance(m, torch.nn.Module)}
     found = [name for name, module in modules.items() if _forms(module) == wanted]
+    if len(found) > 1 and outer is not None:  # one is an average of the other, say
+        held = _held(outer)
+        found = [n for n in found if any(id(p) in held for p in modules[n].parameters())]
     if len(found) != 1:
         what = "several modules" if found else "no module"
         raise UsageError(
@@ -148,11 +153,6 @@ def _model_of(kind: str, state: State, replica: torch.nn.Module) -> tuple[str, t
 def _check_outer(
     kind: str, state: State, name: str, outer: torch.optim.Optimizer, parameters: list[Pair]
 ) -> None:
-    if not any(bare(outer) is bare(one) for one in state.parts.values()):
-        raise UsageError(
-            f"the outer optimizer is not in the State: what it remembers would be lost with a "
-            f"fault; write State({name}=…, outer=outer)"
-        )
     held, wanted = _held(outer), {id(pair.common) for pair in parameters}
     if held - wanted or wanted - held:
         raise UsageError(
@@ -160,6 +160,36 @@ def _check_outer(
             f"{name!r} that the inner optimizer trains, and {len(held - wanted)} others; it must "
             f"hold just these: {_EXAMPLES[kind]}"
         )
+    if not any(bare(outer) is bare(one) for one in state.parts.values()):
+        raise UsageError(
+            f"the outer optimizer is not in the State: what it remembers would be lost with a "
+            f"fault; write State({name}=…, outer=outer)"
+        )
+
+
+def refuse_ddp(kind: str, replica: torch.nn.Module) -> None:
+    """Refuses a replica that a script has wrapped after it was given to a DiLoCo.
+
+    It takes as long as a look at each object of the process, some 0.1 s where there are a million.
+
+    Args:
+        kind: ``DiLoCo`` or ``LocalSGD``.
+        replica: what a rank is to train alone.
+
+    Raises:
+        UsageError: there is a ``DistributedDataParallel`` of it.
+    """
+    plain = unwrapped(replica)
+    for one in gc.get_objects():
+        if issubclass(type(one), _DDP) and unwrapped(one) is plain:
+            raise _wrapped(kind)
+
+
+def _wrapped(kind: str) -> UsageError:
+    return UsageError(
+        "the replica is wrapped by DistributedDataParallel, which averages gradients at each step, "
+        f"and {kind} trains each rank alone: use the model itself"
+    )
 
 
 def _forms(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -22,6 +22,7 @@ class Replica:
     """A rank's own model, beside the common one.
 
     Attributes:
+        module: the model.
         inner: the optimizer that trains it.
     """
 
@@ -49,6 +50,7 @@ class Replica:
             Fragment([parameters[n] for n in piece], pairing.floats if piece is pieces[-1] else [])
             for piece in pieces
         ]
+        self.module = pairing.replica
         self.inner = OptimizerPart("inner", inner, {"replica": pairing.replica}, shadow=False)
         self._pairing, self._outer, self._mix = pairing, outer, mix
         self._work = [0] * fragments  # own inner steps since each fragment's last sync

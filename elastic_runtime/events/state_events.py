@@ -29,8 +29,8 @@ class ReplicasKept(NotedEvent):
 
     name = "state.replicas_kept"
     sentence = (
-        "{keep} ranks keep their inner steps after step {step} (up to {inner} of {every}), and "
-        "{new} begin with the common model"
+        "after sync {step}: {keep} of the ranks keep their inner steps, up to {inner} of {every}, "
+        "and {new} begin with the common model"
     )
 
     step: int
@@ -38,6 +38,20 @@ class ReplicasKept(NotedEvent):
     every: int
     keep: int
     new: int
+
+
+@dataclass(frozen=True)
+class ReplicasLeftOut(NotedEvent):
+    """``train`` has returned some inner steps after the last sync, and these do not count."""
+
+    name = "state.replicas_left_out"
+    level = WARNING
+    sentence = (
+        "train has returned {inner} inner steps after the last sync, and they count for nothing: "
+        "call the sync() of the DiLoCo at its end"
+    )
+
+    inner: int
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -71,13 +70,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
+class _Done(NamedTuple):
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class _Out:
+class _Out(NamedTuple):
     """The round is left, where it is ``planned`` by all ranks at this commit."""
 
     planned: bool
@@ -187,8 +184,7 @@ class _Loop:
             self._recovery.recover(gloo, world, EarlierRounds())
             end_break(world.rank, world.size)
             with error_classification.explained():
-                _Commit(self, group, None).begin()
-                value = self._train(world)
+                value = _Commit(self, group, None).train(world)
             if self._saver is not None:
                 self._saver.wait()  # the groups that the last save needs are about to end
             return value
@@ -329,8 +325,7 @@ class _Loop:
         commit = _Commit(self, group, ranks)
         with self._here.in_train():
             with error_classification.explained():
-                commit.begin()
-                value = self._train(world)
+                value = commit.train(world)
             self._state._on_commit = None
             self._await_all(commit, order, ranks)
         self._here.tell(Trained(order.round))
@@ -442,14 +437,18 @@ class _Commit:
             self._save_now(step)
             loop._end()
 
-    def begin(self) -> None:
-        """From now on the State may be committed."""
+    def train(self, world: World) -> Any:
+        """Calls ``train``, in which the State may be committed."""
         state = self._loop._state
         state._on_commit = self
         state._gate = OptimizerGate(partial(error_classification.check_groups, self._ranks))
         state._replica_check = ReplicaCheck(state._parts, self._group)
-        if state._alone is not None:
-            state._alone.resume()
+        if (alone := state._alone) is not None:
+            alone.resume()
+        value = self._loop._train(world)
+        if alone is not None:
+            alone.returned()
+        return value
 
     def until_all_return(self) -> None:
         """Waits for the other ranks after ``train`` has returned here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -104,10 +105,15 @@ class TrainsAlone(FollowsWorld):
 
     Attributes:
         commits: it is committing itself, and nobody else may.
+        saves: what a checkpoint needs beside the State, by name.
     """
 
     commits: bool = False
+    saves: Mapping[str, object] = MappingProxyType({})
 
     def resume(self) -> None:
         """All ranks have the same commit, and ``train`` is about to be called; it may commit."""
         raise NotImplementedError
+
+    def returned(self) -> None:
+        """``train`` has returned on this rank."""

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.state.wrappers import bare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from elastic_runtime.worker.state.training_state import State
 
 
 # For each entry, by its identity: the token of the checkpointer that advanced it last.
@@ -44,6 +47,21 @@ class CommittedEntries:
             _committers[id(entry)] = self._token
             entry.commit()
         self._has_committed = True
+
+
+def names_missing(entries: Mapping[str, Any], state: State) -> list[str]:
+    """What a checkpoint must have, and has not.
+
+    Args:
+        entries: of the checkpointer.
+        state: what is trained with it.
+
+    Returns:
+        The names of parts of the State, and of what is trained beside it by ``DiLoCo``.
+    """
+    kept = {id(bare(entry)) for entry in entries.values()}
+    needed = {**state.parts, **(state._alone.saves if state._alone is not None else {})}
+    return [name for name, part in needed.items() if id(bare(part)) not in kept]
 
 
 def _commits(entry: Any) -> bool:

@@ -348,7 +348,8 @@ class OptimizerPart:
                     raise UsageError(
                         f"parameter {position} of group {number} of the optimizer {self.name!r} "
                         f"(shape {tuple(parameter.shape)}) belongs to no module of the State; give "
-                        "the State the module that holds it, too"
+                        "the State the module that holds it, too. (The inner optimizer of a DiLoCo "
+                        "is left out of the State, as is the replica.)"
                     )
                 names[parameter] = known[parameter]
         return names

@@ -39,7 +39,7 @@ from elastic_runtime.worker.state.state_parts import (
 from elastic_runtime.worker.state.tensor_copies import receives, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
     from elastic_runtime.worker.state.state_parts import StatePart
@@ -179,16 +179,16 @@ class State:
 
     # What the runtime calls
 
-    def entrust(self, alone: TrainsAlone, **optimizers: torch.optim.Optimizer) -> None:
+    def entrust(
+        self, alone: TrainsAlone, optimizers: Mapping[str, torch.optim.Optimizer] | None = None
+    ) -> None:
         """Leaves it to another object when to commit, and when samplers and the like move on.
 
-        Args:
-            alone: the object.
-            **optimizers: what it commits with, and no checkpoint needs.
+        ``optimizers`` are what it commits with, by names of their own; no checkpoint needs them.
         """
         self._alone = alone
         modules = {n: m for n, m in self._named.items() if isinstance(m, torch.nn.Module)}
-        for name, optimizer in optimizers.items():
+        for name, optimizer in (optimizers or {}).items():
             part = OptimizerPart(name, optimizer, modules, shadow=self._shadow)
             self._parts.append(part)
             self._watch(part)

@@ -97,3 +97,4 @@ class Replicas(Job):
         for what in ("step", "made", "sum", "finite"):
             assert len({note[what] for note in newest.values()}) == 1, (what, newest)
         assert all(note["finite"] for note in newest.values())
+        assert not self.events("state.lacks"), "nothing is missing in the State"

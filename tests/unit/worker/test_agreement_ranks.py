@@ -66,6 +66,23 @@ def _foreseeing(
     dist.destroy_process_group()
 
 
+def _waiting(
+    rank: int, world: int, path: str, answers: multiprocessing.SimpleQueue[object]
+) -> None:
+    """Rank 1 wishes something at its second step, and rank 0 at its fourth."""
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    agreement = Agreement(dist.group.WORLD, waits=True)
+    mine = (Wish.LEAVE, 4) if rank == 0 else (Wish.SAVE, 2)
+    heard = []
+    for step in range(1, 6):
+        wishes = Wish.TRAINS | (mine[0] if step == mine[1] else Wish.NOTHING)
+        heard.append(int(agreement.step(lambda wishes=wishes: wishes)))  # type: ignore[misc]
+    assert agreement._work is None
+    agreement.close()
+    answers.put(heard)
+    dist.destroy_process_group()
+
+
 def _on_two_ranks(target: Callable[..., None], where: Path) -> object:
     """What both ranks answer, which must be the same."""
     spawn = multiprocessing.get_context("spawn")
@@ -96,3 +113,11 @@ def test_all_ranks_hear_the_same_at_the_same_step(tmp_path: Path) -> None:
         "a wish of one rank is heard once, by all"
     )
     assert last == int(Wish.STAYS | Wish.TRAINS)
+
+
+def test_where_commits_are_rare_all_ranks_hear_a_wish_at_the_step_at_which_it_was_made(
+    tmp_path: Path,
+) -> None:
+    trains = int(Wish.TRAINS)
+    expected = [trains, trains | int(Wish.SAVE), trains, trains | int(Wish.LEAVE), trains]
+    assert _on_two_ranks(_waiting, tmp_path) == expected

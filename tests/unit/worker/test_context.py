@@ -165,6 +165,21 @@ def test_steps_are_published(worker: WorkerContext, tmp_path: Path) -> None:
     assert moment > 0
 
 
+def test_inner_steps_are_published_beside_the_step(worker: WorkerContext, tmp_path: Path) -> None:
+    published = ProgressFile(str(tmp_path / "progress"))
+    found = [published.kept[0]]
+    moments = []
+    worker.report_step(41)
+    for inner in (1, 2, 0):
+        worker.report_inner(41, inner)
+        found.append(published.kept[0])
+        moments.append(published.kept[1])
+    assert found == [0, 1, 2, 0]
+    assert 0 < moments[0] <= moments[1] <= moments[2]
+    assert published.read()[:2] == (41, 1)
+    published.close()
+
+
 def test_an_agent_that_is_gone_disturbs_nobody(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.accept_leave_requests()
     agent.hear()
@@ -178,6 +193,7 @@ def test_an_agent_that_is_gone_disturbs_nobody(agent: FakeAgent, worker: WorkerC
 def test_without_an_agent_nothing_is_needed(tmp_path: Path) -> None:
     context = WorkerContext({ENV_PROGRESS: str(tmp_path / "missing")})
     context.report_step(1)
+    context.report_inner(1, 1)
     context.note(CheckpointCommitted(1))
     assert not context.has_agent
     assert (context.rank, context.round) == (0, 0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS, RETRY_PAUSES
 from elastic_runtime.protocol.records import (
     ASKED,
+    CUT_OFF,
     FAILED,
     KILLED,
     LACKS_RESOURCES,
@@ -92,6 +93,56 @@ def test_progress_of_a_script_that_reports_no_steps(
     assert (verdict.budget.fruitless == 0) is useful
 
 
+@pytest.mark.parametrize("kind", [KILLED, LOST])
+def test_inner_steps_that_ranks_keep_are_progress(kind: str) -> None:
+    budget = Budget(best_step=3)
+    for inner in range(1, 3 * MAX_FRUITLESS_ROUNDS):
+        broken = [_fault(kind, step=3, inner=inner), replace(TOLD, step=3, inner=inner - 1)]
+        verdict = assess(budget, broken, members=2, max_restarts=0)
+        budget = verdict.budget
+        assert not verdict.ends
+        assert (budget.best_step, budget.best_inner, budget.fruitless) == (3, inner, 0)
+
+
+def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
+    budget = Budget(best_step=3)
+    ends = []
+    for _ in range(MAX_FRUITLESS_ROUNDS + 1):
+        verdict = assess(budget, [_fault(KILLED, step=3, inner=5)], members=2, max_restarts=0)
+        ends.append(verdict.ends)
+        budget = verdict.budget
+    assert ends == [False] * MAX_FRUITLESS_ROUNDS + [True]
+
+
+def test_a_higher_step_is_progress_however_few_inner_steps_follow_it() -> None:
+    before = Budget(best_step=3, best_inner=90, fruitless=4)
+    verdict = assess(before, [_fault(KILLED, step=4, inner=1)], members=2, max_restarts=0)
+    assert verdict.budget.fruitless == 0
+    assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
+
+
+def test_inner_steps_after_a_lower_step_are_no_progress() -> None:
+    before = Budget(best_step=4, best_inner=1)
+    verdict = assess(before, [_fault(KILLED, step=3, inner=90)], members=2, max_restarts=0)
+    assert verdict.budget.fruitless == 1
+    assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [_fault(ASKED, step=3, inner=6)],  # nothing has failed
+        [_fault(FAILED, step=3, inner=6, consequence=True, signature=CUT_OFF)],
+    ],
+)
+def test_inner_steps_make_up_for_fruitless_rounds_whatever_ended_the_round(
+    broken: list[FaultReport],
+) -> None:
+    before = Budget(best_step=3, best_inner=5, fruitless=4)
+    verdict = assess(before, broken, members=2, max_restarts=0, cut="b does not reach c")
+    assert (verdict.budget.best_inner, verdict.budget.fruitless) == (6, 0)
+
+
 def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
     refused = _fault(START, signature=LACKS_RESOURCES, lifetime=200.0)
     budget = Budget()
@@ -110,6 +161,7 @@ reports = st.builds(
     reason=st.just("because"),
     signature=st.sampled_from(("", "E", "F")),
     step=st.integers(-1, 30),
+    inner=st.integers(0, 3),
     lifetime=st.floats(0.0, 100.0),
     consequence=st.booleans(),
 )
@@ -125,7 +177,9 @@ def test_every_history_of_faults_is_accounted_for(
         verdict = assess(budget, broken, members=4, max_restarts=max_restarts)
         after = verdict.budget
         assert 0 <= after.failures - budget.failures <= 1
-        assert after.best_step == max([budget.best_step, *(report.step for report in broken)])
+        reached = [(report.step, report.inner) for report in broken]
+        best = max([(budget.best_step, budget.best_inner), *reached])
+        assert (after.best_step, after.best_inner) == best
         counts = [(b.failures, b.killed, b.lost, b.planned) for b in (budget, after)]
         assert all(new >= old for old, new in zip(*counts, strict=True))
         assert 0.0 <= verdict.delay <= RETRY_PAUSES.longest

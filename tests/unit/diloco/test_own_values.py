@@ -1,0 +1,126 @@
+"""What a rank keeps beside its parameters, puts back, and gives to others."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.diloco.own_values import OwnValues, stateful
+from elastic_runtime.worker.state.training_state import State
+
+
+class Statistics:
+    """Something else with a state dict, which holds a tensor."""
+
+    def __init__(self) -> None:
+        self.losses = torch.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses, "of": [1, (2, 3)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.losses = state["losses"].clone()
+
+
+class Work:
+    """A State with a bit of everything, some steps after its commit."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.model = nn.Linear(2, 2)
+        self.optim = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
+        self.statistics = Statistics()
+        self.state = State(
+            model=self.model, optim=self.optim, sampler=self.sampler, statistics=self.statistics
+        )
+        self.state.seen = 0
+        self.state.history = []
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
+        """Changes all of it, and the models too."""
+        self.sampler.commit()
+        self.statistics.losses += 1.0
+        self.state.seen += 4
+        self.state.history.append(self.state.seen)
+        with torch.no_grad():
+            self.model.weight.fill_(self.state.seen)
+
+    @property
+    def position(self) -> tuple[int, float, int, list[int]]:
+        """Where it is."""
+        losses = self.statistics.losses[0].item()
+        return self.sampler.cursor, losses, self.state.seen, list(self.state.history)
+
+
+def sent(values: OwnValues) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """What arrives on another rank."""
+    meta, tensors = values.image()
+    return json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors]
+
+
+def test_what_was_there_is_put_back() -> None:
+    work = Work(steps=2)
+    before = work.position
+    kept = OwnValues(work.state)
+    work.step()
+    work.state.more = 1
+    assert work.position != before
+    kept.put_back(work.state)
+    assert work.position == before == (8, 2.0, 8, [4, 8])
+    assert not hasattr(work.state, "more")
+    assert work.model.weight.tolist() == [[12.0, 12.0]] * 2, "models are none of its business"
+
+
+def test_random_generators_go_back_too() -> None:
+    work = Work()
+    kept = OwnValues(work.state)
+    drawn = torch.rand(2).tolist(), random.random()
+    kept.put_back(work.state)
+    assert (torch.rand(2).tolist(), random.random()) == drawn
+
+
+def test_generators_that_a_state_leaves_out_are_left_alone() -> None:
+    state = State(model=nn.Linear(1, 1), generators=False)
+    kept = OwnValues(state)
+    torch.manual_seed(5)
+    kept.put_back(state)
+    assert torch.initial_seed() == 5
+
+
+def test_another_rank_takes_over_everything_but_the_generators() -> None:
+    giver, taker = Work(steps=3), Work(steps=1)
+    image = sent(OwnValues(giver.state))
+    giver.step()  # it goes on meanwhile
+    torch.manual_seed(5)
+    drawn = torch.rand(2).tolist()
+    torch.manual_seed(5)
+    OwnValues.load_image(taker.state, *image, only=None)
+    assert taker.position == (12, 3.0, 12, [4, 8, 12])
+    assert taker.model.weight.tolist() == [[4.0, 4.0]] * 2
+    assert torch.rand(2).tolist() == drawn
+
+
+def test_another_rank_takes_over_only_what_is_named() -> None:
+    giver, taker = Work(steps=3), Work(steps=1)
+    OwnValues.load_image(taker.state, *sent(OwnValues(giver.state)), only={"sampler"})
+    assert taker.position == (12, 1.0, 4, [4])
+
+
+def test_an_image_is_told_apart_by_the_names_of_its_parts() -> None:
+    meta, tensors = sent(OwnValues(Work(steps=3).state))
+    parts = OwnValues.decoded(meta, tensors)
+    assert parts["sampler"]["cursor"] == 12
+    assert parts["statistics"]["of"] == [1, (2, 3)]
+    assert parts["statistics"]["losses"].tolist() == [3.0] * 3
+    assert meta["tensors"] == [["float32", [3], "cpu"]]
+
+
+def test_models_and_optimizers_are_none_of_the_stateful_parts() -> None:
+    assert [part.name for part in stateful(Work().state)] == ["sampler", "statistics"]
