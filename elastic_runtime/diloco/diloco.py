@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.state.training_state import State
     from elastic_runtime.worker.world import World
 
-_NONE = -1  # the base of a rank that has trained nothing
+_NONE = -1  # what a rank follows that has trained nothing
 
 
 class DiLoCo(TrainsAlone):
@@ -164,7 +164,7 @@ class DiLoCo(TrainsAlone):
             NothingToAverage: the training has diverged on all ranks.
         """
         gloo = self._gloo
-        if gloo is None or self._standing.base == _NONE:
+        if gloo is None or self._standing.after == _NONE:
             raise UsageError(
                 f"{type(self).__name__}.step() outside of elastic.run: only inside the function "
                 "that elastic.run calls are the ranks connected"
@@ -309,11 +309,11 @@ class DiLoCo(TrainsAlone):
 
         The world may change in the middle of a commit: then it is done when the next one begins.
         """
-        base, schedule = self._standing.base, self._standing.schedule
-        if base == _NONE or self._state.step != base + 1:
+        after, schedule = self._standing.after, self._standing.schedule
+        if after == _NONE or self._state.step != after + 1:
             return
         self._replica.adopt(self._turns)
-        self._standing = Standing(base + 1, schedule.synced(self._turns))
+        self._standing = Standing(after + 1, schedule.synced(self._turns))
         self._early, self._whole = None, False
         self._left = None  # its values are those of the commit
         self._take_shares(())

@@ -22,23 +22,23 @@ class Standing:
     """How far a rank has come.
 
     Attributes:
-        base: the step whose commit its own training has begun with; -1: it has trained nothing.
+        after: the step whose commit its own training has begun with; -1: it has trained nothing.
         schedule: how far it is from there.
     """
 
-    base: int
+    after: int
     schedule: Schedule
 
     @classmethod
     def of_plain(cls, plain: Sequence[Any]) -> Standing:
         """From what ``plain`` makes."""
-        base, position, ages = plain
-        return cls(base, Schedule(position, tuple(ages)))
+        after, position, ages = plain
+        return cls(after, Schedule(position, tuple(ages)))
 
     @property
     def plain(self) -> list[Any]:
         """For JSON."""
-        return [self.base, self.schedule.position, list(self.schedule.ages)]
+        return [self.after, self.schedule.position, list(self.schedule.ages)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def meet(standings: Sequence[Standing], step: int) -> Meeting:
         standings: of all ranks, by rank.
         step: of the commit that all ranks have by now.
     """
-    kept = tuple(rank for rank, one in enumerate(standings) if one.base == step)
+    kept = tuple(rank for rank, one in enumerate(standings) if one.after == step)
     new = tuple(rank for rank in range(len(standings)) if rank not in kept)
     if not kept:
         beginning = Schedule(0, (0,) * len(standings[0].schedule.ages))

@@ -13,9 +13,9 @@ from elastic_runtime.diloco.standings import Meeting, Standing, meet
 NEW = Standing(-1, Schedule(0, (0, 0)))
 
 
-def at(position: int, *, base: int = 7, ages: tuple[int, int] | None = None) -> Standing:
+def at(position: int, *, after: int = 7, ages: tuple[int, int] | None = None) -> Standing:
     """A rank that has made so many inner steps since a commit, in two fragments."""
-    return Standing(base, Schedule(position, ages or (position + 5, position)))
+    return Standing(after, Schedule(position, ages or (position + 5, position)))
 
 
 standings = st.lists(
@@ -38,13 +38,13 @@ def test_ranks_that_have_trained_nothing_begin_together() -> None:
     beginning = Meeting(Schedule(0, (0, 0)), None, (), (), (0, 1))
     assert meet([NEW, NEW], 7) == beginning
     # What was trained from another commit than the common one is worth nothing.
-    assert meet([at(3, base=6), at(2, base=8)], 7) == beginning
+    assert meet([at(3, after=6), at(2, after=8)], 7) == beginning
 
 
 def test_a_rank_that_is_behind_keeps_what_it_has_and_a_new_one_begins_where_the_furthest_is() -> (
     None
 ):
-    meeting = meet([at(2), NEW, at(4), at(3, base=6), at(4)], 7)
+    meeting = meet([at(2), NEW, at(4), at(3, after=6), at(4)], 7)
     assert meeting == Meeting(Schedule(4, (9, 4)), 2, (0, 2, 4), (0,), (1, 3))
 
 
@@ -64,7 +64,7 @@ def test_every_rank_is_either_kept_or_new_and_none_is_further_than_the_furthest(
 ) -> None:
     meeting = meet(ranks, 7)
     assert sorted((*meeting.kept, *meeting.new)) == list(range(len(ranks)))
-    assert all((ranks[rank].base == 7) is (rank in meeting.kept) for rank in range(len(ranks)))
+    assert all((ranks[rank].after == 7) is (rank in meeting.kept) for rank in range(len(ranks)))
     assert set(meeting.behind) <= set(meeting.kept) - {meeting.furthest}
     positions = [ranks[rank].schedule.position for rank in meeting.kept]
     assert meeting.schedule.position == max(positions, default=0)
