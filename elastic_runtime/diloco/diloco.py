@@ -157,7 +157,8 @@ class DiLoCo(TrainsAlone):
         changed before. It may end ``train``, as the world changes.
 
         Returns:
-            Whether this was a sync: the common model is a new one.
+            Whether the common model is a new one. If the world changes at a sync, the first inner
+            step after it says so.
 
         Raises:
             UsageError: it was called outside of ``elastic.run``.
@@ -180,7 +181,9 @@ class DiLoCo(TrainsAlone):
         context().report_inner(self._state.step, self.inner_steps)
         if gloo.interrupted():
             raise WorldChanged("the round is broken")
-        return self._act()
+        self._act()
+        told, self._standing = self._standing.told, replace(self._standing, told=True)
+        return not told
 
     def sync(self) -> None:
         """Comes together now: at the end of training, so that the last inner steps count, too.
@@ -191,6 +194,7 @@ class DiLoCo(TrainsAlone):
         if self._standing.schedule.trained:
             self._whole = True
             self._sync()
+            self._standing = replace(self._standing, told=True)
 
     # What the runtime calls
 
@@ -200,16 +204,18 @@ class DiLoCo(TrainsAlone):
             self._left, self._live = OwnValues(self._state), False
         self._place = world.rank, world.size
         self._gloo = self._peers = self._vote = self._early = None
-        self._replica.forget_flights()
+        self._replica.forget_step()
 
     def use_groups(self, gloo: GlooGroups) -> None:
         """Uses these groups in the world that was entered."""
         self._gloo = gloo
 
     def returned(self) -> None:
-        """Says so if ``train`` has left out the last inner steps."""
-        if self.inner_steps and context().rank == 0:
-            context().note(ReplicasLeftOut(self.inner_steps))
+        """Brings in the last inner steps, and says so, if ``train`` has left them out."""
+        if self.inner_steps:
+            if context().rank == 0:
+                context().note(ReplicasLeftOut(self.inner_steps))
+            self.sync()
 
     def resume(self) -> None:
         """Goes on from where this rank is, or begins where the others are."""
@@ -218,9 +224,8 @@ class DiLoCo(TrainsAlone):
         self._take_over_commit()
         self._whole = False
         several = gloo.group.size() > 1
-        # Exchanges and commits are in one order on all ranks, and share a group; votes are not.
-        peers = Peers(gloo.group if several else None)
-        voters = Peers(gloo.another() if several else None)
+        # Exchanges, votes and commits may come in another order on another rank.
+        peers, voters = (Peers(gloo.another() if several else None) for _ in range(2))
         standings = [Standing.of_plain(each) for each in peers.gather(self._standing.plain)]
         meeting = meet(standings, self._state.step)
         # A fault may come until all is there; nothing of this rank's own is changed before.
@@ -248,7 +253,7 @@ class DiLoCo(TrainsAlone):
                 "after each inner step"
             )
 
-    def _act(self) -> bool:
+    def _act(self) -> None:
         """Does what is due after an inner step."""
         schedule, gloo, vote = self._standing.schedule, self._gloo, self._vote
         assert gloo is not None
@@ -260,10 +265,8 @@ class DiLoCo(TrainsAlone):
             self._whole = self._early < self._rhythm.every
         if self._rhythm.begins(schedule):
             self._send(schedule.fragment)
-        if not self._rhythm.is_due(schedule, self._early):
-            return False
-        self._sync()
-        return True
+        if self._rhythm.is_due(schedule, self._early):
+            self._sync()
 
     def _send(self, turn: int) -> None:
         group = self._peers.group if self._peers is not None else None
@@ -313,7 +316,7 @@ class DiLoCo(TrainsAlone):
         if after == _NONE or self._state.step != after + 1:
             return
         self._replica.adopt(self._turns)
-        self._standing = Standing(after + 1, schedule.synced(self._turns))
+        self._standing = Standing(after + 1, schedule.synced(self._turns), told=False)
         self._early, self._whole = None, False
         self._left = None  # its values are those of the commit
         self._take_shares(())
@@ -341,7 +344,7 @@ class DiLoCo(TrainsAlone):
         self._replica.begin()
         if values is not None:
             OwnValues.load_image(self._state, *values, only=None)
-        self._standing = Standing(self._state.step, meeting.schedule)
+        self._standing = Standing(self._state.step, meeting.schedule, meeting.told)
         self._take_shares(())
 
     def _go_on(self, meeting: Meeting, values: Image | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.worker.state import json_tensors
 from elastic_runtime.worker.state.rng_state import RandomGenerators
-from elastic_runtime.worker.state.state_parts import StatefulPart, TensorForm
+from elastic_runtime.worker.state.state_parts import OptimizerPart, StatefulPart, TensorForm
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +26,14 @@ class OwnValues:
         """Takes a copy of the present ones.
 
         Args:
-            state: whose; its modules and optimizers are left out.
+            state: whose; its modules are left out, and what its optimizers remember.
         """
         self._parts = {
             part.name: json_tensors.copied(part.owner.state_dict()) for part in stateful(state)
+        }
+        # A scheduler of the outer optimizer moves on after a commit, and changes these.
+        self._groups = {
+            part.name: json_tensors.copied(part.hyperparameters()) for part in optimizers(state)
         }
         self._counters = {k: json_tensors.copied(v) for k, v in state._counters.items()}
         self._generators = RandomGenerators() if state._generators is not None else None
@@ -38,7 +42,7 @@ class OwnValues:
 
     def put_back(self, state: State) -> None:
         """Makes them the present ones again."""
-        self._load(state, self._parts, self._counters)
+        self._load(state, self._parts, self._counters, self._groups)
         if self._generators is not None:
             self._generators.restore()
 
@@ -48,6 +52,7 @@ class OwnValues:
         meta = {
             "parts": {n: json_tensors.encode(v, n, tensors) for n, v in self._parts.items()},
             "counters": json_tensors.encode(self._counters, "state", tensors),
+            "groups": json_tensors.encode(self._groups, "groups", tensors),
         }
         forms = map(TensorForm.of, tensors)
         meta["tensors"] = [[form.dtype, form.shape, form.device] for form in forms]
@@ -72,8 +77,11 @@ class OwnValues:
         parts = cls.decoded(meta, tensors)
         if only is not None:
             parts = {name: part for name, part in parts.items() if name in only}
-        counters = None if only is not None else json_tensors.decode(meta["counters"], tensors)
-        cls._load(state, parts, counters)
+        if only is not None:
+            cls._load(state, parts, None, {})
+            return
+        counters, groups = (json_tensors.decode(meta[x], tensors) for x in ("counters", "groups"))
+        cls._load(state, parts, counters, groups)
 
     @staticmethod
     def decoded(meta: dict[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -81,10 +89,18 @@ class OwnValues:
         return {name: json_tensors.decode(part, tensors) for name, part in meta["parts"].items()}
 
     @staticmethod
-    def _load(state: State, parts: dict[str, Any], counters: dict[str, Any] | None) -> None:
+    def _load(
+        state: State,
+        parts: dict[str, Any],
+        counters: dict[str, Any] | None,
+        groups: dict[str, list[dict[str, Any]]],
+    ) -> None:
         for part in stateful(state):
             if part.name in parts:
                 part.owner.load_state_dict(parts[part.name])
+        for optimizer in optimizers(state):
+            if optimizer.name in groups:
+                optimizer.set_hyperparameters(groups[optimizer.name])
         if counters is not None:
             state._counters.clear()
             state._counters.update(counters)
@@ -93,3 +109,8 @@ class OwnValues:
 def stateful(state: State) -> list[StatefulPart]:
     """The parts of a State that are neither modules nor optimizers."""
     return [part for part in state._parts if isinstance(part, StatefulPart)]
+
+
+def optimizers(state: State) -> list[OptimizerPart]:
+    """The optimizers of a State."""
+    return [part for part in state._parts if isinstance(part, OptimizerPart)]

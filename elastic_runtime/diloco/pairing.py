@@ -85,8 +85,8 @@ def pair_up(
         _check_outer(kind, state, name, outer, parameters)
     common = dict(model.named_buffers())
     buffers = [Pair(key, common[key], own) for key, own in plain.named_buffers()]
-    floats = [pair for pair in buffers if pair.own.is_floating_point()]
-    others = [pair for pair in buffers if not pair.own.is_floating_point()]
+    floats = [p for p in buffers if p.own.is_floating_point() or p.own.is_complex()]
+    others = [pair for pair in buffers if pair not in floats]
     still = [pair for pair in pairs if id(pair.own) not in trained]
     return Pairing(name, replica, parameters, floats, others, still)
 

@@ -46,9 +46,13 @@ class Replica:
         parameters = pairing.parameters
         pieces = cut([pair.own.numel() for pair in parameters], fragments)
         self._fragments = [
+            Fragment([parameters[n] for n in piece], *buffers)
             # Buffers come with the last one.
-            Fragment([parameters[n] for n in piece], pairing.floats if piece is pieces[-1] else [])
-            for piece in pieces
+            for piece, buffers in zip(
+                pieces,
+                [*[([], [])] * (fragments - 1), (pairing.floats, pairing.others)],
+                strict=True,
+            )
         ]
         self.module = pairing.replica
         self.inner = OptimizerPart("inner", inner, {"replica": pairing.replica}, shadow=False)
@@ -65,7 +69,7 @@ class Replica:
         for fragment in self._fragments:
             fragment.adopt()
         with torch.no_grad():
-            for pair in (*self._pairing.others, *self._pairing.still):
+            for pair in self._pairing.still:
                 pair.own.copy_(pair.common)
         self._work = [0] * len(self._fragments)
 
@@ -80,7 +84,9 @@ class Replica:
         """
         if turn not in self._flights:
             weight = self._work[turn] / max(1, age)
-            self._flights[turn] = Flight(self._fragments[turn].change(), weight, group)
+            fragment = self._fragments[turn]
+            reached = fragment.reached() if fragment.counts else None
+            self._flights[turn] = Flight(fragment.change(), weight, group, reached)
 
     def land(self, turns: Sequence[int], idle: Callable[[], None]) -> bool:
         """Waits for exchanges that were begun, and makes an outer step of them.
@@ -100,11 +106,10 @@ class Replica:
         flights = [self._flights[turn] for turn in turns]
         means = [flight.wait(idle) for flight in flights]
         self._flights = {}
-        for turn, mean in zip(turns, means, strict=True):
+        for turn, flight, mean in zip(turns, flights, means, strict=True):
             self._fragments[turn].offer(mean)
-        with torch.no_grad():  # what cannot be averaged, such as a count of batches
-            for pair in self._pairing.others:
-                pair.common.copy_(pair.own)
+            if flight.furthest is not None:
+                self._fragments[turn].set_counts(flight.furthest)
         self._outer.step()
         for turn in turns:
             self._fragments[turn].drop_gradients()
@@ -120,6 +125,8 @@ class Replica:
             self._fragments[turn].adopt(self._mix)
             self._work[turn] = 0
 
-    def forget_flights(self) -> None:
-        """What is under way will not arrive: the world has changed."""
+    def forget_step(self) -> None:
+        """The world has changed: what is under way will not arrive, nor what a step has begun."""
         self._flights = {}
+        for parameter in self.module.parameters():
+            parameter.grad = None  # else it would be added to that of the next step

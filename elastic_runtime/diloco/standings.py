@@ -24,21 +24,23 @@ class Standing:
     Attributes:
         after: the step whose commit its own training has begun with; -1: it has trained nothing.
         schedule: how far it is from there.
+        told: the script knows of the last sync.
     """
 
     after: int
     schedule: Schedule
+    told: bool = True
 
     @classmethod
     def of_plain(cls, plain: Sequence[Any]) -> Standing:
         """From what ``plain`` makes."""
-        after, position, ages = plain
-        return cls(after, Schedule(position, tuple(ages)))
+        after, position, ages, told = plain
+        return cls(after, Schedule(position, tuple(ages)), told)
 
     @property
     def plain(self) -> list[Any]:
         """For JSON."""
-        return [self.after, self.schedule.position, list(self.schedule.ages)]
+        return [self.after, self.schedule.position, list(self.schedule.ages), self.told]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Meeting:
         kept: ranks that go on from where they are.
         behind: those of them that are not as far as the furthest.
         new: ranks that begin with the common parameters.
+        told: the script of the furthest rank knows of the last sync.
     """
 
     schedule: Schedule
@@ -58,6 +61,7 @@ class Meeting:
     kept: tuple[int, ...]
     behind: tuple[int, ...]
     new: tuple[int, ...]
+    told: bool = True
 
 
 def meet(standings: Sequence[Standing], step: int) -> Meeting:
@@ -75,4 +79,4 @@ def meet(standings: Sequence[Standing], step: int) -> Meeting:
     furthest = max(kept, key=lambda rank: (standings[rank].schedule.position, -rank))
     schedule = standings[furthest].schedule
     behind = tuple(rank for rank in kept if standings[rank].schedule != schedule)
-    return Meeting(schedule, furthest, kept, behind, new)
+    return Meeting(schedule, furthest, kept, behind, new, standings[furthest].told)

@@ -42,13 +42,13 @@ class ReplicasKept(NotedEvent):
 
 @dataclass(frozen=True)
 class ReplicasLeftOut(NotedEvent):
-    """``train`` has returned some inner steps after the last sync, and these do not count."""
+    """``train`` has returned some inner steps after the last sync, without one of its own."""
 
     name = "state.replicas_left_out"
     level = WARNING
     sentence = (
-        "train has returned {inner} inner steps after the last sync, and they count for nothing: "
-        "call the sync() of the DiLoCo at its end"
+        "train has returned {inner} inner steps after the last sync: they are brought in now, and "
+        "what it has saved or evaluated lacks them; call sync() at its end"
     )
 
     inner: int

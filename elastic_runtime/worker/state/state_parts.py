@@ -272,6 +272,13 @@ class OptimizerPart:
         groups = self.optimizer.param_groups
         return [{k: v for k, v in g.items() if k != "params"} for g in groups]
 
+    def set_hyperparameters(self, kept: list[Tree]) -> None:
+        """Goes back to what ``hyperparameters`` has given, and to as many groups."""
+        groups = self.optimizer.param_groups
+        del groups[len(kept) :]
+        for group, each in zip(groups, kept, strict=True):
+            _set_group(group, each)
+
     def snapshot(self) -> None:
         self._groups = copied(self.hyperparameters())
         if self._shadow:
@@ -281,10 +288,7 @@ class OptimizerPart:
             )
 
     def roll_back(self) -> None:
-        groups = self.optimizer.param_groups
-        del groups[len(self._groups) :]
-        for group, kept in zip(groups, self._groups, strict=True):
-            _set_group(group, kept)
+        self.set_hyperparameters(self._groups)
         if self._shadow:
             self.optimizer.state.clear()
             self.optimizer.state.update({p: _apart(s) for p, s in self._state.items()})

@@ -44,6 +44,43 @@ def test_a_change_of_a_smaller_type_is_sent_in_float32(common: torch.dtype) -> N
     assert (change.dtype, change.tolist()) == (torch.float32, [2.0, -1.0])
 
 
+def test_what_is_infinite_in_both_models_has_not_changed() -> None:
+    mask = Pair("mask", torch.tensor([0.0, -inf, inf]), torch.tensor([0.0, -inf, inf]))
+    change = Fragment([pair("b", [5.0], [2.0])], [mask]).change()
+    assert change.tolist() == [3.0, 0.0, 0.0, 0.0]
+    other = Pair("mask", torch.tensor([0.0, -inf]), torch.tensor([nan, 1.0]))
+    assert not torch.isfinite(Fragment([], [other]).change()).any()
+
+
+def test_a_replica_of_fewer_bits_takes_none_from_the_common_model() -> None:
+    theirs = nn.Parameter(torch.tensor([0.1234567, 1.0]))
+    ours = nn.Parameter(theirs.detach().to(torch.bfloat16))
+    assert Fragment([Pair("w", theirs, ours)], []).change().tolist() == [0.0, 0.0]
+
+
+def test_counts_become_the_largest_ones() -> None:
+    count = Pair("count", torch.tensor(3), torch.tensor(7))
+    flags = Pair("flags", torch.tensor([False, True]), torch.tensor([True, False]))
+    part = Fragment([], [], [count, flags])
+    assert part.reached().tolist() == [7, 1, 0]
+    part.set_counts(torch.tensor([9, 1, 1]))
+    assert (count.common.item(), flags.common.tolist()) == (9, [True, True])
+    part.adopt()
+    assert (count.own.item(), flags.own.tolist()) == (9, [True, True])
+
+
+def counted(reached: list[list[int]]) -> list[int] | None:
+    """The counts of all ranks, beside an exchange."""
+    mine = torch.tensor(reached[dist.get_rank()])
+    flight = Flight(torch.zeros(2), 1.0, dist.group.WORLD, mine)
+    flight.wait(nothing)
+    return flight.furthest.tolist() if flight.furthest is not None else None
+
+
+def test_the_largest_count_of_any_rank_is_that_of_all() -> None:
+    assert values(run_ranks(2, counted, [[80, 1], [76, 5]])) == [[80, 5]] * 2
+
+
 def test_complex_parameters_change_in_both_of_their_parts() -> None:
     both = Pair("w", nn.Parameter(torch.tensor([1 + 2j])), nn.Parameter(torch.tensor([3 + 5j])))
     part = Fragment([both, pair("b", [5.0], [2.0])], [])

@@ -184,3 +184,49 @@ def test_a_commit_that_was_broken_off_is_done_when_the_next_world_begins(
         assert (begin["step"], begin["inner"], begin["seen"], work) == (2, 0, 6, 0)
         assert begin["replica"] == begin["common"]
         assert begin["common"] == pytest.approx(mean, abs=1e-6)
+
+
+def goes_on() -> tuple[list[bool], list[int], float]:
+    """The commit of the first sync ends a world; the next one has one rank more.
+
+    Returns:
+        What ``step`` says in the second world, the number of gradients that the replica has at its
+        beginning, and the learning rate of the outer optimizer at its end.
+    """
+    launcher = Launcher(worlds=2)
+    rank = int(os.environ["RANK"])
+    job = Job(parts={})
+    outer = job.diloco._outer
+    left: list[int] = []
+
+    def step(world: World) -> bool:
+        synced = job.step(world)
+        if synced:
+            outer.param_groups[0]["lr"] *= 0.5  # as a scheduler does, after the commit
+        return synced
+
+    def first_world(world: World) -> None:
+        for _ in range(3):
+            step(world)
+        for _ in range(2):
+            step(world)
+        with mock.patch.object(job.state, "_on_commit", side_effect=Broken):
+            step(world)
+
+    def second_world(world: World) -> list[bool]:
+        left.append(sum(each.grad is not None for each in job.replica.parameters()))
+        return [step(world) for _ in range(3)]
+
+    if rank < 2:
+        with pytest.raises(Broken):
+            launcher.run(first_world, job.state, size=2)
+    said: list[bool] = launcher.run(second_world, job.state, world=1, size=3)
+    return said, left, outer.param_groups[0]["lr"]
+
+
+def test_a_sync_at_which_the_world_changes_is_told_by_the_next_step() -> None:
+    # The third sync is one inner step after the second was told, and is told at once.
+    for said, left, rate in values(run_ranks(3, goes_on)):
+        assert said == [True, False, True]
+        assert left == [0]
+        assert rate == pytest.approx(0.7 / 8)

@@ -78,7 +78,7 @@ def test_what_is_under_way_when_the_world_changes_is_sent_again() -> None:
     models = Models()
     models.made(1)
     models.replica.send(0, 1, None)
-    models.replica.forget_flights()
+    models.replica.forget_step()
     models.fill(1.0, 3.0)
     models.replica.send(0, 1, None)
     models.replica.land((0,), nothing)
