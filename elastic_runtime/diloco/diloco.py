@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.state.training_state import State
     from elastic_runtime.worker.world import World
 
+_MANY = 20  # inner steps in a row that a scaler of gradients does not leave out
 _NONE = -1  # what a rank follows that has trained nothing
 
 
@@ -131,6 +132,7 @@ class DiLoCo(TrainsAlone):
         self._left: OwnValues | None = None  # as they were when the last world ended
         self._live = False  # the values of the State are this rank's own
         self._place: tuple[int, int] | None = None
+        self._round = 0
         self._trained_as: tuple[int, int] | None = None
         self._gloo: GlooGroups | None = None
         self._peers: Peers | None = None
@@ -202,7 +204,7 @@ class DiLoCo(TrainsAlone):
         """Another world begins: notes what this rank has of its own."""
         if self._live:
             self._left, self._live = OwnValues(self._state), False
-        self._place = world.rank, world.size
+        self._place, self._round = (world.rank, world.size), world.round
         self._gloo = self._peers = self._vote = self._early = None
         self._replica.forget_step()
 
@@ -212,7 +214,7 @@ class DiLoCo(TrainsAlone):
 
     def returned(self) -> None:
         """Brings in the last inner steps, and says so, if ``train`` has left them out."""
-        if self.inner_steps:
+        if self._standing.schedule.trained:
             if context().rank == 0:
                 context().note(ReplicasLeftOut(self.inner_steps))
             self.sync()
@@ -230,6 +232,8 @@ class DiLoCo(TrainsAlone):
         meeting = meet(standings, self._state.step)
         # A fault may come until all is there; nothing of this rank's own is changed before.
         values = self._hand_over(peers, meeting)
+        if values is not None:
+            peers.gather(True)  # all have what they need, or nobody trains in this round
         if peers.rank in meeting.kept:
             self._go_on(meeting, values)
         else:
@@ -237,6 +241,7 @@ class DiLoCo(TrainsAlone):
         self._peers, self._vote = peers, Vote(voters)
         self._left, self._live = None, True
         self._trained_as = self._place
+        self._standing = replace(self._standing, round=self._round)
         self._tell(meeting)
         if self._standing.schedule.position:
             # A sync that was broken off is made again as soon as the others are there.
@@ -259,14 +264,22 @@ class DiLoCo(TrainsAlone):
         assert gloo is not None
         assert vote is not None
         if self._early is None and gloo.leaves():
-            vote.cast(schedule.position)
-            self._early = vote.result()
+            self._early = self._voted(vote)
             # Who waits at a sync that is due, and votes there, waits for its fragment only.
             self._whole = self._early < self._rhythm.every
         if self._rhythm.begins(schedule):
             self._send(schedule.fragment)
         if self._rhythm.is_due(schedule, self._early):
             self._sync()
+
+    def _voted(self, vote: Vote) -> int:
+        schedule, every = self._standing.schedule, self._rhythm.every
+        if self._rhythm.begins(schedule):
+            # The exchange is under way, perhaps: who has it already waits for nobody's vote.
+            vote.cast(every)
+            return every
+        vote.cast(schedule.position)
+        return vote.result()
 
     def _send(self, turn: int) -> None:
         group = self._peers.group if self._peers is not None else None
@@ -275,7 +288,7 @@ class DiLoCo(TrainsAlone):
     def _vote_while_waiting(self) -> None:
         gloo, vote = self._gloo, self._vote
         if gloo is not None and vote is not None and gloo.leaves():
-            vote.cast(self.inner_steps)
+            vote.cast(self.inner_steps if self._whole else self._rhythm.every)
 
     @property
     def _turns(self) -> tuple[int, ...]:
@@ -285,7 +298,7 @@ class DiLoCo(TrainsAlone):
         return (schedule.fragment, *(others if self._whole else ()))
 
     def _sync(self) -> None:
-        if self._calls and not self._optimized:
+        if self._calls > _MANY and not self._optimized:
             raise UsageError(
                 f"there were {self._calls} inner steps, and the inner optimizer has made none: "
                 "call inner.step() before each step()"
@@ -293,9 +306,11 @@ class DiLoCo(TrainsAlone):
         turns = self._turns
         for turn in turns:
             self._send(turn)
-        if not self._replica.land(turns, self._vote_while_waiting):
+        # However long others take to come: those that train show it themselves.
+        with context().busy("waiting for a sync"):
+            counts = self._replica.land(turns, self._vote_while_waiting)
+        if not counts:
             context().note(ReplicaDropped(self._state.step))
-        context().report_inner(self._state.step, 0)
         self.commits = True
         try:
             self._state.commit()
@@ -316,7 +331,8 @@ class DiLoCo(TrainsAlone):
         if after == _NONE or self._state.step != after + 1:
             return
         self._replica.adopt(self._turns)
-        self._standing = Standing(after + 1, schedule.synced(self._turns), told=False)
+        synced = schedule.synced(self._turns)
+        self._standing = replace(self._standing, after=after + 1, schedule=synced, told=False)
         self._early, self._whole = None, False
         self._left = None  # its values are those of the commit
         self._take_shares(())
@@ -343,7 +359,7 @@ class DiLoCo(TrainsAlone):
         """Begins with the common parameters, where the furthest rank is."""
         self._replica.begin()
         if values is not None:
-            OwnValues.load_image(self._state, *values, only=None)
+            OwnValues.load_image(self._state, *values)
         self._standing = Standing(self._state.step, meeting.schedule, meeting.told)
         self._take_shares(())
 
@@ -359,9 +375,9 @@ class DiLoCo(TrainsAlone):
         if all(isinstance(part.owner, ElasticBatchSampler) for part in moving):
             self._catch_up(values)
             return
-        # Other data come in one order for all ranks: what is behind the furthest is left out.
-        names = {part.name for part in moving}
-        OwnValues.load_image(self._state, *values, only=names)
+        # Other data come in one order for all ranks: what is behind the furthest is left out, and
+        # so are the counts of it.
+        OwnValues.load_image(self._state, *values)
         self._standing = replace(self._standing, schedule=meeting.schedule)
         self._take_shares(())
 

@@ -59,29 +59,15 @@ class OwnValues:
         return meta, tensors
 
     @classmethod
-    def load_image(
-        cls,
-        state: State,
-        meta: dict[str, Any],
-        tensors: list[torch.Tensor],
-        *,
-        only: set[str] | None,
-    ) -> None:
+    def load_image(cls, state: State, meta: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Takes over what another rank has given.
 
         Args:
             state: of this rank.
             meta, tensors: as ``image`` gives them.
-            only: the names of the parts to take, and no counters; None: everything.
         """
-        parts = cls.decoded(meta, tensors)
-        if only is not None:
-            parts = {name: part for name, part in parts.items() if name in only}
-        if only is not None:
-            cls._load(state, parts, None, {})
-            return
         counters, groups = (json_tensors.decode(meta[x], tensors) for x in ("counters", "groups"))
-        cls._load(state, parts, counters, groups)
+        cls._load(state, cls.decoded(meta, tensors), counters, groups)
 
     @staticmethod
     def decoded(meta: dict[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
@@ -92,7 +78,7 @@ class OwnValues:
     def _load(
         state: State,
         parts: dict[str, Any],
-        counters: dict[str, Any] | None,
+        counters: dict[str, Any],
         groups: dict[str, list[dict[str, Any]]],
     ) -> None:
         for part in stateful(state):
@@ -101,9 +87,8 @@ class OwnValues:
         for optimizer in optimizers(state):
             if optimizer.name in groups:
                 optimizer.set_hyperparameters(groups[optimizer.name])
-        if counters is not None:
-            state._counters.clear()
-            state._counters.update(counters)
+        state._counters.clear()
+        state._counters.update(counters)
 
 
 def stateful(state: State) -> list[StatefulPart]:

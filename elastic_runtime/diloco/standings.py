@@ -1,6 +1,7 @@
 """Who goes on from where after a change of the world between two syncs: pure.
 
-A rank that was there since the last commit keeps what it has trained since. It may be some inner
+A rank that was there in the last round in which anybody trained keeps what it has trained since the
+common commit. It may be some inner
 steps behind another, as no rank waits for others between two syncs. One that was not there, or
 whose memory is not that of the common commit, begins with the common parameters where the furthest
 one is, so that it meets the others at the next sync.
@@ -25,22 +26,26 @@ class Standing:
         after: the step whose commit its own training has begun with; -1: it has trained nothing.
         schedule: how far it is from there.
         told: the script knows of the last sync.
+        round: the last one in which it has trained. A rank that was left out since is none of those
+            who were there: others have had its samples.
     """
 
     after: int
     schedule: Schedule
     told: bool = True
+    round: int = 0
 
     @classmethod
     def of_plain(cls, plain: Sequence[Any]) -> Standing:
         """From what ``plain`` makes."""
-        after, position, ages, told = plain
-        return cls(after, Schedule(position, tuple(ages)), told)
+        after, position, ages, told, last = plain
+        return cls(after, Schedule(position, tuple(ages)), told, last)
 
     @property
     def plain(self) -> list[Any]:
         """For JSON."""
-        return [self.after, self.schedule.position, list(self.schedule.ages), self.told]
+        schedule = self.schedule
+        return [self.after, schedule.position, list(schedule.ages), self.told, self.round]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,10 @@ def meet(standings: Sequence[Standing], step: int) -> Meeting:
         standings: of all ranks, by rank.
         step: of the commit that all ranks have by now.
     """
-    kept = tuple(rank for rank, one in enumerate(standings) if one.after == step)
+    last = max((one.round for one in standings if one.after >= 0), default=0)
+    kept = tuple(
+        rank for rank, one in enumerate(standings) if one.after == step and one.round == last
+    )
     new = tuple(rank for rank in range(len(standings)) if rank not in kept)
     if not kept:
         beginning = Schedule(0, (0,) * len(standings[0].schedule.ages))

@@ -309,13 +309,14 @@ class ProgressFile:
     was reported; the steps completed by this process; the moment of the last one, in nanoseconds
     on the machine's monotonic clock; in place, the moment since which a next step is to be
     expected, on the same clock, or 0 while this process is not in ``train``, or 1 while it is there
-    and busy with something else; the inner steps that a rank which trains alone has made since the
-    step, and the moment of the last of these.
+    and busy with something else. Of a rank that trains alone: the inner steps that it has made
+    since a step, in the lower half, with that step in the upper half; those of this round; and the
+    moment of the last one.
     """
 
-    SIZE = 48
+    SIZE = 56
     BUSY = 1
-    _LAYOUT = struct.Struct("<qqqqqq")
+    _LAYOUT = struct.Struct("<qqqqqqq")
 
     def __init__(self, path: str, *, create: bool = False) -> None:
         """Maps the file at ``path``.
@@ -329,7 +330,7 @@ class ProgressFile:
         """
         if not path:
             self._map = mmap.mmap(-1, self.SIZE)
-            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0, 0, 0)
+            self._LAYOUT.pack_into(self._map, 0, -1, 0, 0, 0, 0, 0, 0)
         else:
             flags = os.O_RDWR | (os.O_CREAT if create else 0)
             descriptor = os.open(path, flags, 0o600)
@@ -343,7 +344,7 @@ class ProgressFile:
         if create:
             # Written, and not only made so long: a store to mapped memory for which a full disk has
             # no block is SIGBUS, and ends the process.
-            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0, 0, 0), 0)
+            os.pwrite(descriptor, self._LAYOUT.pack(-1, 0, 0, 0, 0, 0, 0), 0)
         if os.fstat(descriptor).st_size < self.SIZE:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), path)
         return mmap.mmap(descriptor, self.SIZE)
@@ -358,15 +359,21 @@ class ProgressFile:
         """Says since when a next step is to be expected; 0 or ``BUSY``: none is."""
         self._view[3] = since_ns
 
-    def keep(self, inner: int, moment_ns: int) -> None:
-        """Says how many inner steps this rank has made since the step, and keeps."""
-        self._view[5] = moment_ns
-        self._view[4] = inner
+    def keep(self, step: int, inner: int, count: int, moment_ns: int) -> None:
+        """Says that this rank has made ``inner`` inner steps since ``step``, and keeps them; in
+        this round ``count``."""
+        self._view[6] = moment_ns
+        self._view[5] = count
+        self._view[4] = step << 32 | inner
 
     @property
     def kept(self) -> tuple[int, int]:
-        """How many inner steps the rank has made since the step, and when the last one."""
-        return self._view[4], self._view[5]
+        """After which step the rank has made inner steps that it keeps, and how many."""
+        return self._view[4] >> 32, self._view[4] & 0xFFFFFFFF
+
+    def moves(self) -> tuple[int, int]:
+        """``(count, moment in ns)`` of the last step, where inner steps are some as well."""
+        return self._view[1] + self._view[5], max(self._view[2], self._view[6])
 
     @property
     def expected(self) -> int:

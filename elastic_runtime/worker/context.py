@@ -94,6 +94,7 @@ class WorkerContext:
         self._progress_path = environ.get(ENV_PROGRESS, "")
         self._progress: ProgressFile | None = None
         self._steps = 0
+        self._inner = 0  # steps that were made alone
         self._told_first = False  # of the first step of this round
         self._looked = False  # for a DataLoader that a hint is to be given about
         self.in_place = False
@@ -174,12 +175,12 @@ class WorkerContext:
     def report_inner(self, step: int, inner: int) -> None:
         """Publishes how many inner steps this rank has made alone since ``step``.
 
-        They are no steps: the ranks wait for each other at steps only, which is where they hang.
+        For whoever looks whether this rank goes on they are steps, and for nobody else.
         """
-        if inner:
-            self._tell_first(step + 1)
+        self._inner += 1
+        self._tell_first(step + 1)
         if (progress := self._progress_file()) is not None:
-            progress.keep(inner, time.monotonic_ns())
+            progress.keep(step, inner, self._inner, time.monotonic_ns())
 
     def _tell_first(self, step: int) -> None:
         if not self._told_first and self.has_agent:
@@ -237,7 +238,7 @@ class WorkerContext:
     def enter(self, round_number: int, rank: int, incarnation: str) -> None:
         """Says which round this process takes part in from now on, and as which rank."""
         self.round, self.rank, self.incarnation = round_number, rank, incarnation
-        self._steps, self._told_first = 0, False
+        self._steps, self._inner, self._told_first = 0, 0, False
 
     def tell(self, message: Message) -> None:
         """Sends a message to the agent, if there is one."""

@@ -114,6 +114,7 @@ class JobReporter:
     def left(self, step: int) -> None:
         """This node has left a round, in which it had reached this step; -1: none."""
         self._left_at = step if step >= 0 else self._left_at
+        self._recovery = self._recovery.left(self._progress()[2])
 
     # ------------------------------------------------------------ recoveries
 

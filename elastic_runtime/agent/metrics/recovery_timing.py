@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -50,6 +50,18 @@ class RecoveryTimer:
         if ordered and interruption.round > latest.round:
             return RecoveryTimer(self.first, interruption)
         return self
+
+    def left(self, stepped: float) -> RecoveryTimer:
+        """After the round was left: nothing stood still while steps were made in it.
+
+        Ranks that train alone may obey an order much later.
+
+        Args:
+            stepped: when the last step of the round was, in seconds on the monotonic clock.
+        """
+        if self.first is None or stepped <= self.first.at:
+            return self
+        return replace(self, first=replace(self.first, at=stepped, stepped=stepped))
 
     def first_step(self, number: int, now: float) -> tuple[Interruption | None, RecoveryTimer]:
         """After a first step in a round.

@@ -388,9 +388,9 @@ class WorkerGroup:
 
     def inner(self) -> int:
         """The most inner steps that a worker has made alone since the highest step."""
-        highest, slots = self.step(), self._slots.values()
-        kept = (s.progress.kept[0] for s in slots if s.progress.read()[0] == highest)
-        return max(kept, default=0)
+        kept = [slot.progress.kept for slot in self._slots.values()]
+        highest = max(self.step(), 0)  # before the first one they are counted from 0
+        return max((inner for step, inner in kept if step == highest), default=0)
 
     def progress(self) -> tuple[int, int, float]:
         """The step that a worker has reported last, which of its steps that was, and when.
@@ -400,20 +400,19 @@ class WorkerGroup:
         """
         slots = [slot.progress for slot in self._slots.values()]
         seen = [one.read() for one in slots]
-        step, count, moment = max(seen, key=lambda one: one[2], default=(-1, 0, 0))
-        inner = max((one.kept[1] for one in slots), default=0)
-        return step, count, max(moment, inner) / 1e9
+        step, count, _ = max(seen, key=lambda one: one[2], default=(-1, 0, 0))
+        return step, count, max((one.moves()[1] for one in slots), default=0) / 1e9
 
     def step_progress(self) -> StepProgress:
         """What those workers show of their progress that have not ended."""
         running = self._processes.running()
         slots = [slot for rank, slot in self._slots.items() if rank in running]
-        read = max((p.progress.read() for p in slots), key=lambda one: one[2], default=(-1, 0, 0))
+        count, moment = max((s.progress.moves() for s in slots), key=lambda m: m[1], default=(0, 0))
         said = [slot.progress.expected for slot in slots]
         expected = max(said, default=0)
         since = expected / 1e9 if expected > ProgressFile.BUSY else None
         busy = ProgressFile.BUSY in said
-        return StepProgress(read[1], read[2] / 1e9, since, in_train=expected > 0, busy=busy)
+        return StepProgress(count, moment / 1e9, since, in_train=expected > 0, busy=busy)
 
     def reserve_port(self) -> int:
         """A port on which this node would host the next round's store; 0: none."""

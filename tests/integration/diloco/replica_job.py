@@ -1,7 +1,7 @@
 """Trains alone between two syncs, and notes which samples each inner step had.
 
 What a rank is to do out of the ordinary it finds in the folder, as a file named after it and its
-process: ``hold`` right before a sync, ``spoil`` its parameters, be ``slow``.
+process: ``hold`` right before a sync, ``hang``, ``spoil`` its parameters, be ``slow``.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class Work:
         loss.backward()
         self.inner.step()
         time.sleep(self.seconds * (6 if self.ordered("slow") else 1))
+        if self.ordered("hang"):
+            time.sleep(3600)
         if self.ordered("spoil"):
             (self.folder / f"spoil-{os.getpid()}").unlink()
             with torch.no_grad():

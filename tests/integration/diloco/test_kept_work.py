@@ -111,7 +111,8 @@ def waiting(job: Replicas, pids: list[int], step: int) -> bool:
 
 @pytest.mark.slow("kills a worker more often than a job may have rounds without progress")
 def test_faults_that_come_faster_than_syncs_do_not_end_a_job(tmp_path: Path) -> None:
-    with Replicas(tmp_path, "--nproc-per-node=3", sync_every=100_000, size=BATCH * 3000) as job:
+    forever = {"sync_every": 100_000, "size": BATCH * 100_000}
+    with Replicas(tmp_path, "--nproc-per-node=3", "--grace=2", **forever) as job:
         killed: list[int] = []
         for _ in range(MAX_FRUITLESS_ROUNDS + 2):
             killed.append(young(job, killed))

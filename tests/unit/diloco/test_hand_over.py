@@ -105,7 +105,7 @@ def told(root: int) -> tuple[int, list[int], list[float]]:
     image = OwnValues(state).image() if rank == root else None
     with small_messages():
         image = tell_all(transfer_group(Peers()), image, root)
-    OwnValues.load_image(state, *image, only=None)
+    OwnValues.load_image(state, *image)
     return sampler.cursor, state.seen, state.losses.tolist()
 
 

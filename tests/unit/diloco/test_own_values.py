@@ -101,16 +101,21 @@ def test_another_rank_takes_over_everything_but_the_generators() -> None:
     torch.manual_seed(5)
     drawn = torch.rand(2).tolist()
     torch.manual_seed(5)
-    OwnValues.load_image(taker.state, *image, only=None)
+    OwnValues.load_image(taker.state, *image)
     assert taker.position == (12, 3.0, 12, [4, 8, 12])
     assert taker.model.weight.tolist() == [[4.0, 4.0]] * 2
     assert torch.rand(2).tolist() == drawn
 
 
-def test_another_rank_takes_over_only_what_is_named() -> None:
-    giver, taker = Work(steps=3), Work(steps=1)
-    OwnValues.load_image(taker.state, *sent(OwnValues(giver.state)), only={"sampler"})
-    assert taker.position == (12, 1.0, 4, [4])
+def test_hyperparameters_of_optimizers_are_put_back_and_given_away() -> None:
+    giver, taker = Work(), Work()
+    giver.optim.param_groups[0]["lr"] = 0.05  # as a scheduler does, after a commit
+    kept = OwnValues(giver.state)
+    giver.optim.param_groups[0]["lr"] = 0.1
+    OwnValues.load_image(taker.state, *sent(kept))
+    kept.put_back(giver.state)
+    assert [one.optim.param_groups[0]["lr"] for one in (giver, taker)] == [0.05, 0.05]
+    assert giver.optim.param_groups[0]["params"] == list(giver.model.parameters())
 
 
 def test_an_image_is_told_apart_by_the_names_of_its_parts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ standings = st.lists(
         Standing,
         st.sampled_from([-1, 6, 7]),
         st.builds(Schedule, st.integers(0, 9), st.tuples(st.integers(0, 9), st.integers(0, 9))),
+        st.booleans(),
+        st.integers(0, 2),
     ),
     min_size=1,
     max_size=6,
@@ -48,6 +51,14 @@ def test_a_rank_that_is_behind_keeps_what_it_has_and_a_new_one_begins_where_the_
     assert meeting == Meeting(Schedule(4, (9, 4)), 2, (0, 2, 4), (0,), (1, 3))
 
 
+def test_a_rank_that_was_left_out_meanwhile_keeps_nothing() -> None:
+    left_out = replace(at(5), round=3)
+    meeting = meet([replace(at(2), round=4), left_out, replace(at(4), round=4)], 7)
+    assert (meeting.furthest, meeting.kept, meeting.new) == (2, (0, 2), (1,))
+    # If those are gone who were there after it, it is the one that knows most.
+    assert meet([left_out, NEW], 7).kept == (0,)
+
+
 def test_of_ranks_that_are_equally_far_the_first_one_gives() -> None:
     meeting = meet([NEW, at(4), at(4)], 7)
     assert (meeting.furthest, meeting.kept, meeting.behind) == (1, (1, 2), ())
@@ -64,7 +75,9 @@ def test_every_rank_is_either_kept_or_new_and_none_is_further_than_the_furthest(
 ) -> None:
     meeting = meet(ranks, 7)
     assert sorted((*meeting.kept, *meeting.new)) == list(range(len(ranks)))
-    assert all((ranks[rank].after == 7) is (rank in meeting.kept) for rank in range(len(ranks)))
+    last = max((one.round for one in ranks if one.after >= 0), default=0)
+    there = [rank for rank, one in enumerate(ranks) if (one.after, one.round) == (7, last)]
+    assert list(meeting.kept) == there
     assert set(meeting.behind) <= set(meeting.kept) - {meeting.furthest}
     positions = [ranks[rank].schedule.position for rank in meeting.kept]
     assert meeting.schedule.position == max(positions, default=0)

@@ -167,14 +167,16 @@ def test_steps_are_published(worker: WorkerContext, tmp_path: Path) -> None:
 
 def test_inner_steps_are_published_beside_the_step(worker: WorkerContext, tmp_path: Path) -> None:
     published = ProgressFile(str(tmp_path / "progress"))
-    found = [published.kept[0]]
-    moments = []
+    found = [(published.kept, published.moves()[0])]
     worker.report_step(41)
-    for inner in (1, 2, 0):
+    moments = [published.moves()[1]]
+    for inner in (1, 2):
         worker.report_inner(41, inner)
-        found.append(published.kept[0])
-        moments.append(published.kept[1])
-    assert found == [0, 1, 2, 0]
+        found.append((published.kept, published.moves()[0]))
+        moments.append(published.moves()[1])
+    worker.report_inner(42, 1)
+    found.append((published.kept, published.moves()[0]))
+    assert found == [((0, 0), 0), ((41, 1), 2), ((41, 2), 3), ((42, 1), 4)]
     assert 0 < moments[0] <= moments[1] <= moments[2]
     assert published.read()[:2] == (41, 1)
     published.close()

@@ -33,6 +33,13 @@ def test_a_round_that_makes_no_step_is_part_of_the_recovery() -> None:
     assert timer.first_step(3, 13.0) == (_in(1, 10.0), RecoveryTimer())
 
 
+def test_nothing_stands_still_while_steps_are_made_in_the_round_that_is_to_end() -> None:
+    timer = RecoveryTimer().noticed(_in(1, 10.0), ordered=True)
+    assert timer.left(9.5) == timer
+    assert timer.left(40.0).first_step(2, 40.2)[0] == Interruption(1, 40.0, 40.0)
+    assert RecoveryTimer().left(40.0) == RecoveryTimer()
+
+
 def test_a_late_echo_of_the_round_before_is_no_new_trouble() -> None:
     timer = RecoveryTimer().noticed(_in(1, 10.0)).noticed(_in(2, 10.3))
     assert timer.first_step(2, 12.0) == (_in(1, 10.0), RecoveryTimer())
