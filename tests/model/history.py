@@ -352,6 +352,10 @@ def _known_states(rounds: list[_Round]) -> Iterator[str]:
                 f"round {here.number} begins at step {here.start} with a state that nobody had "
                 "committed there"
             )
+        # What is further was given up with those who held it. It is made once more, and may be
+        # finished by all and committed by none before the next round begins with it.
+        for given_up in [step for step in held if step > here.start]:
+            del held[given_up]
         for one in here.moments():
             held[one.step].add(one.digest)
 

@@ -241,6 +241,23 @@ def test_also_if_nobody_lives_who_held_it() -> None:
     ]
 
 
+def _begins(number: int, step: int, digest: int) -> Entered:
+    """A process is alone in a round, which goes on from there."""
+    return Entered(10 * number, f"p{number}", number, 0, 1, step, digest)
+
+
+def test_a_step_that_was_given_up_with_its_holders_may_be_made_otherwise() -> None:
+    committed = Committed(15, "p1", 1, 3, 30)
+    told = "round 3 begins at step 3 with a state that nobody had committed there"
+    again = [_begins(1, 1, 10), committed, _begins(2, 1, 10), _begins(3, 3, 31)]
+    assert told not in violations(again, [], batch, [])
+    # Not if it was not given up, nor if somebody has committed it since.
+    straight = [_begins(1, 1, 10), committed, _begins(2, 3, 30), _begins(3, 3, 31)]
+    assert told in violations(straight, [], batch, [])
+    since = [*again[:3], Committed(25, "p2", 2, 3, 32), again[3]]
+    assert told in violations(since, [], batch, [])
+
+
 def test_a_step_that_a_checkpoint_holds_must_not_be_lost() -> None:
     story = recovery(commit="c", start=1)
     opened = min(r.at for r in story.records if r.round == 2)
