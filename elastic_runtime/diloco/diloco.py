@@ -216,7 +216,7 @@ class DiLoCo(TrainsAlone):
         """Brings in the last inner steps, and says so, if ``train`` has left them out."""
         if self._standing.schedule.trained:
             if context().rank == 0:
-                context().note(ReplicasLeftOut(self.inner_steps))
+                context().note(ReplicasLeftOut(max(self._standing.schedule.ages)))
             self.sync()
 
     def resume(self) -> None:
@@ -474,8 +474,8 @@ def _rhythm(kind: str, sync_every: int, fragments: int, delay: int, mix: float) 
             f"delay={delay}: the exchange of a fragment would begin before the sync of the one "
             f"before it, which is {every} inner steps earlier; take less than {every}"
         )
-    if not 0 <= mix < 1:
+    if isinstance(mix, bool) or not isinstance(mix, int | float) or not 0 <= mix < 1:
         raise UsageError(
-            f"mix={mix}: a share from 0 to below 1; at 1 no rank would learn of others"
+            f"mix={mix!r}: a share from 0 to below 1; at 1 no rank would learn of others"
         )
     return Rhythm(every, fragments, delay)

@@ -3,8 +3,8 @@
 Each agent tells its workers that the round is to be left, at about the same moment, and so at
 different inner steps. Each rank then casts its *vote*, the inner step that it has reached, and
 waits for the others'. The largest is where all meet: those that are behind train up to there, so
-that no sample is left out. Which rank was asked when does not matter: one that waits at a sync
-already votes while it waits, and does not need the answer, as none can be further.
+that no sample is left out. A rank whose exchange is under way, or that waits at a sync already,
+votes for that sync and waits for no answer, as none can be further.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from elastic_runtime.diloco.pairing import Pair
 
 
-# Between two looks whether an exchange has arrived, in seconds: little beside what one takes.
+# Between two looks whether an exchange has arrived, in seconds: little beside what one takes. Who
+# waits must hear of a leave meanwhile, and vote; no call of torch's waits for either.
 _LOOK = 0.001
 
 

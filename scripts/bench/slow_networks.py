@@ -14,7 +14,10 @@ torchft is no dependency of this project: ``--torchft`` names a Python that has 
 torch. It starts no processes again, so that this benchmark does, at once. Its lighthouse has a
 heartbeat timeout of ``--heartbeat-timeout`` seconds (its own default is 5)::
 
-    python -m venv /tmp/ft && /tmp/ft/bin/pip install -c constraints.txt torch numpy torchft-nightly
+    python3 -m venv /tmp/ft
+    echo $PWD/.venv/lib/python3.11/site-packages > /tmp/ft/lib/python3.11/site-packages/z.pth
+    /tmp/ft/bin/pip install --no-deps torchft-nightly  # else pip takes another torch
+    /tmp/ft/bin/pip install opentelemetry-exporter-otlp-proto-http
     scripts/bench/slow_networks.py --torchft /tmp/ft/bin/python --repeat 5
 """
 

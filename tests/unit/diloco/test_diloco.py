@@ -344,6 +344,8 @@ def alone(**options: Any) -> Any:
         ({"sync_every": 2.0}, r"DiLoCo\(sync_every=2\.0\): give a whole number"),
         ({"fragments": 0}, r"DiLoCo\(fragments=0\): give a whole number, 1 or more"),
         ({"delay": -1}, r"DiLoCo\(delay=-1\): give a whole number, 0 or more"),
+        ({"mix": "half"}, "mix='half': a share from 0 to below 1"),
+        ({"mix": float("nan")}, "mix=nan: a share from 0"),
         ({"delay": "1"}, r"DiLoCo\(delay='1'\): give a whole number, 0 or more"),
         ({"fragments": 4}, "sync_every=6 cannot be divided into turns of 4 fragments; take a mul"),
         ({"fragments": 12}, "sync_every=6 cannot be divided into turns of 12 fragments"),
