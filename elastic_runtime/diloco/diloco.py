@@ -119,6 +119,7 @@ class DiLoCo(TrainsAlone):
         # A step of size 1 along the mean change leads to the mean.
         by_mean = torch.optim.SGD([pair.common for pair in pairing.parameters], lr=1.0)
         self._inner, self._outer = inner, outer or by_mean
+        self._groups = len(inner.param_groups)
         self.saves = {"inner": inner}
         self._replica = Replica(pairing, inner, self._outer, rhythm.fragments, mix)
         self._state, self._rhythm = state, rhythm
@@ -250,6 +251,12 @@ class DiLoCo(TrainsAlone):
     # Inside
 
     def _stepped(self, *_: object) -> None:
+        if len(self._inner.param_groups) != self._groups:
+            raise UsageError(
+                "the inner optimizer got another group of parameters after "
+                f"{type(self).__name__} was made, and no sync would average it: give it all "
+                "parameters from the beginning; requires_grad_(False) leaves some out for a while"
+            )
         self._unsaid, self._optimized = self._unsaid + 1, self._optimized + 1
         if self._unsaid > 2 * self._rhythm.every * self._rhythm.fragments:
             raise UsageError(

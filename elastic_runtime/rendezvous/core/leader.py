@@ -174,11 +174,20 @@ def _order_out(state: NodeState, last: LastRound, now: float) -> Decision:
     if not broken and not (reason := _why_less(state, last)):
         reason, ripe = _why_more(state, last, now)
         wake, grows = min(wake, ripe), True
-    if not broken and (not reason or state.switch_record is not None):
+    if not broken and (not reason or _stands(state.switch_record, grows=grows)):
         return Decision(state, wake=wake)
     number, incarnation = last.round.number, last.round.incarnation
     switch = SwitchRecord(number, incarnation, bool(broken), reason, grows=grows)
     return _write_switch(state, switch, now, reason).by(wake)
+
+
+def _stands(order: SwitchRecord | None, *, grows: bool) -> bool:
+    """Whether a planned order of this kind would say nothing new.
+
+    An order to grow can wait for a step that is far away, where ranks train alone; a node that goes
+    cannot, and needs the others to come to a common step with it now.
+    """
+    return order is not None and (grows or not order.grows)
 
 
 def _go_on_at_once(state: NodeState, last: LastRound, now: float) -> Decision | None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from typing import TYPE_CHECKING
 
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests import processes
 from tests.integration.diloco.replica_job import BATCH
 from tests.integration.diloco.replicas import Replicas
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
+
+    from tests.etcd_server import EtcdServer
 
 FAR = 100_000  # inner steps: no sync is due in any test
 SIZE = BATCH * 400
@@ -29,6 +35,34 @@ def test_a_node_that_is_asked_to_leave_takes_nothing_with_it(tmp_path: Path) -> 
         assert {(note["step"], note["inner"]) for note in entered} == {(1, 0)}
         times = job.counted([])
         assert (len(times), set(times.values())) == (SIZE, {1})
+        job.check_alike(2)
+
+
+def test_a_node_leaves_at_once_while_another_one_waits_to_join(
+    tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--rdzv-endpoint", f"etcd://{etcd.endpoint}/{tmp_path.name}", "--rdzv-id", "both")
+    options = (*where, "--min=1", "--max=3", "--grace=120")
+    kind = {"sync_every": FAR, "size": BATCH * 1500}
+
+    def is_to_grow() -> bool:
+        assert elasticctl(["status", *where]) == 0
+        return "changing" in capsys.readouterr().out
+
+    with (
+        Replicas(tmp_path, *options, "--local-nodes=2", **kind) as job,
+        contextlib.ExitStack() as later,
+    ):
+        first = job.together(2, inner=5)
+        third = later.enter_context(Replicas(tmp_path, *options, **kind))
+        job.wait(is_to_grow, "the order to take the third node in")
+        assert job.round == 1
+        processes.send([job.nodes()[sorted(job.nodes())[1]]], signal.SIGTERM)
+        second = job.together(2, after=1)
+        assert (job.end(), third.end()) == (0, 0), job.story()
+        assert len(set(first) & set(second)) == 1
+        times = job.counted([])
+        assert (len(times), set(times.values())) == (BATCH * 1500, {1})
         job.check_alike(2)
 
 

@@ -421,6 +421,8 @@ def forgets(what: str, folder: str) -> str:
     mock.patch.object(context(), "note", lambda event: noted.append(event.name)).start()
 
     def train(world: World) -> None:
+        if what == "group":
+            job.inner.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
         for number in range(30):
             if what != "inner":
                 inner_step(job.replica, job.inner, world.rank, number)
@@ -439,6 +441,7 @@ def forgets(what: str, folder: str) -> str:
     [
         ("inner", "there were 24 inner steps, and the inner optimizer has made none: call inner"),
         ("step", "the inner optimizer has made 9 steps, and the step() of DiLoCo was not called"),
+        ("group", "the inner optimizer got another group of parameters after DiLoCo was made"),
         ("entry", "the checkpointer does not save inner; add them to its entries"),
     ],
 )

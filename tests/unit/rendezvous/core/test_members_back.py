@@ -11,6 +11,7 @@ from elastic_runtime.protocol.records import (
     DONE,
     GONE,
     IN,
+    LEAVING,
     OUTCOME,
     SWITCH,
     FaultReport,
@@ -117,6 +118,27 @@ def test_under_another_order_those_who_leave_have_their_time() -> None:
     tested.wants(node("a", full=1))
     tested.sees(job(in_place=True), sealed(3, "a", "b", "c"), order, node("a", full=1), *others)
     assert tested.written(SwitchRecord, SWITCH) is None
+
+
+@pytest.mark.parametrize("stands", ["to grow", "to shrink", "to end a broken round"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_who_goes_waits_for_no_step_at_which_others_may_join(stands: str, scaled: bool) -> None:
+    """Where ranks train alone, the next common step can be hours away."""
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
+    order = SwitchRecord(
+        3, LIFE, stands == "to end a broken round", stands, grows=stands == "to grow"
+    )
+    terms = job(1, 1 if scaled else 4, in_place=True)
+    members = node("a", full=1), node("b", full=1)
+    tested.wants(members[0])
+    tested.sees(job(1, 4, in_place=True), sealed(3, "a", "b"), order, *members, node("c", full=1))
+    assert tested.written(SwitchRecord, SWITCH) is None
+    tested.changes(terms if scaled else node("b", full=1, status=LEAVING))
+    written = tested.written(SwitchRecord, SWITCH)
+    assert (written is not None) is (stands == "to grow")
+    assert written is None or (written.broken, written.grows) == (False, False)
+    reason = "the job was scaled to at most 1 nodes" if scaled else "node b was asked to leave"
+    assert written is None or written.reason == reason
 
 
 @pytest.mark.parametrize("over", [True, False])
