@@ -118,7 +118,8 @@ def _check_kinds(
     for word, one in (("replica", replica), ("inner optimizer", inner)):
         if any(bare(one) is other for other in objects):
             raise UsageError(
-                f"leave the {word} out of the State, which is what all ranks have in common: "
+                f"leave the {word} out of the State, which is what all ranks have in common"
+                f"{', and make it a copy of the model' if one is replica else ''}: "
                 f"{_EXAMPLES[kind]}"
             )
 

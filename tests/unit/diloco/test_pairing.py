@@ -229,7 +229,7 @@ def outer_with_more(parts: Parts) -> None:
         (nothing_inside, r"DiLoCo\(inner=…\) is a NoneType, not an optimizer"),
         (second, "this State has a Sparring already, .* take one of them"),
         (replica_in_state, "leave the replica out of the State, .*: replica = copy"),
-        (no_copy, "leave the replica out of the State, "),
+        (no_copy, "leave the replica out of the State, .*, and make it a copy of the model: repl"),
         (inner_in_state, "leave the inner optimizer out of the State, "),
         (other_model, r"has no module with the names and shapes of the replica \(it has model\)"),
         (no_model, r"has no module with the names and shapes of the replica \(it has none\)"),
