@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime import defaults
 from elastic_runtime.config import Timeouts
+from elastic_runtime.protocol.records import PLANNED, FaultReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from elastic_runtime.agent.lifecycle.lifecycle_types import Action, Finish
     from elastic_runtime.config import JobConfig
     from elastic_runtime.protocol.messages import Heard
-    from elastic_runtime.protocol.records import FaultReport
     from elastic_runtime.protocol.round_records import RoundRecord
     from elastic_runtime.system.repeated_signals import StopRequest
 
@@ -232,8 +232,9 @@ class AgentState:
         return replace(self, facts=facts)
 
     def with_leave_reason(self, reason: FaultReport) -> AgentState:
-        """With a reason to leave the round; the first one counts."""
-        if self.facts.leave_reason is not None:
+        """With a reason to leave the round: the first one, or what a planned change gave way to."""
+        first = self.facts.leave_reason
+        if first is not None and first.kind != PLANNED:
             return self
         return replace(self, facts=replace(self.facts, leave_reason=reason))
 

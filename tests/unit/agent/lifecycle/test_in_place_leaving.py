@@ -318,3 +318,28 @@ def test_a_worker_that_was_started_before_the_first_round_can_say_that_it_can_le
         agent.take(returned(local_rank, 5))
     agent.take(LeaveRequested(15))
     assert agent.told(Leave)
+
+
+JOINS = Switch(1, broken=False, reason="node c joins", grows=True)
+GOES = Switch(1, broken=False, reason="node b was asked to leave")
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ((JOINS, GOES), "node b was asked to leave"),
+        ((JOINS, Switch(1, broken=True, reason="node b lost")), "node b lost"),
+        ((JOINS, LeaveRequested(15)), "the node was asked to leave"),
+        ((JOINS, LeaveRequested(15), GOES), "the node was asked to leave"),
+    ],
+)
+def test_what_takes_the_place_of_a_planned_change_is_why_the_round_is_left(
+    events: tuple[Any, ...], told: str
+) -> None:
+    agent = InPlaceAgent().in_round()
+    for event in events:
+        agent.take(event)
+    agent.take(left(1, 0, planned=True))
+    agent.take(left(1, 1, planned=True))
+    (said,) = agent.said(LeftRound)
+    assert said.fault.reason == told
