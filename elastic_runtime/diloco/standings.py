@@ -1,10 +1,9 @@
 """Who goes on from where after a change of the world between two syncs: pure.
 
 A rank that was there in the last round in which anybody trained keeps what it has trained since the
-common commit. It may be some inner
-steps behind another, as no rank waits for others between two syncs. One that was not there, or
-whose memory is not that of the common commit, begins with the common parameters where the furthest
-one is, so that it meets the others at the next sync.
+common commit. It may be some inner steps behind another, as no rank waits for others between two
+syncs. One that was not there, or whose memory is not that of the common commit, begins with the
+common parameters where the furthest one is, so that it meets the others at the next sync.
 """
 
 from __future__ import annotations

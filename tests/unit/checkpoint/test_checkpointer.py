@@ -120,8 +120,7 @@ def test_it_saves_once_the_time_has_passed(tmp_path: Path) -> None:
         ckpt.step()
         if len(saves(tmp_path)) >= 2:
             break
-    else:
-        pytest.fail("no save in 100,000 steps")
+    assert len(saves(tmp_path)) >= 2
     ckpt.close()
 
 

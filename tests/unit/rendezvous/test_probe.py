@@ -324,3 +324,5 @@ def test_a_prober_that_is_closed_leaves_nothing() -> None:
         deadline - time.monotonic(),
         "the end of its thread",
     )
+    found = [asked.found.get() for _ in range(asked.found.qsize())]
+    assert ("a", REFUSED) not in found

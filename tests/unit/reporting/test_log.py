@@ -374,6 +374,8 @@ def test_a_stream_that_has_gone_away_is_no_fault() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stream:
+        with pytest.raises(BrokenPipeError):
+            os.write(writer, b"x")
         make_emit("json", stream)(JobDone(1))
         os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # what is left in the buffer goes there
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pytest
 import torch.distributed as dist
 
 from elastic_runtime.agent.runtime_dir import RuntimeDir
@@ -88,4 +89,6 @@ def test_a_store_that_is_gone_is_no_error() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     client = store.clone()
     del store
+    with pytest.raises(dist.DistNetworkError):
+        client.list_keys()
     forget_rounds(client, JOB, 3)
