@@ -244,6 +244,9 @@ FIRST_REPORT_TIMEOUT = 15.0
 # An agent whose predecessor did not reach the store is believed to run after so long (seconds), if
 # it does not say so earlier.
 STORE_PROBLEM_TIMEOUT = 120.0
+# The scheduler finds no place for a pod for so long before that is told (seconds): at first it says
+# so of every pod whose volume is on its way, or for which another one has to go.
+PLACEMENT_TIMEOUT = 10.0
 # A pod that needs a Secret is looked at more closely after so long (seconds).
 SLOW_POD_START = 60.0
 # How long a controller may take to notice a job before ``elasticctl submit`` says so (seconds).

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from elastic_runtime.agent.logs.launcher_error import leave_error
+from elastic_runtime.agent.logs.launcher_error import leave_error, leave_last_words
 from elastic_runtime.agent.metrics.meter import Meter
 from elastic_runtime.agent.node_name import own_name
 from elastic_runtime.agent.workers.fork_client import EarlyForkServer
@@ -206,6 +206,8 @@ def _run(
         elif agent.finish is not None and agent.finish.outcome is not None:
             reason = agent.finish.message
             meter.emit(JobFailed(seconds, reason=reason, **meter.summary()))
+        if ends and agent.finish is not None:
+            leave_last_words(_last_word(agent.finish), meter.report())
     return agent, dict(result.return_values) if result else {}
 
 
@@ -313,6 +315,12 @@ def _leave_error(agent: ElasticAgent, finish: Finish) -> None:
     if isinstance(found.message, dict):  # it has left an error file
         summary, trace = found.message["message"], found.message["extraInfo"]["py_callstack"]
     leave_error(summary, traceback=trace, moment=found.timestamp, code=found.exitcode)
+
+
+def _last_word(finish: Finish) -> str:
+    if finish.exit_code == EXIT_DONE:
+        return finish.message or "training is done"
+    return finish.message or f"ended with exit code {finish.exit_code}"
 
 
 def _root_cause(agent: ElasticAgent, config: JobConfig) -> str:

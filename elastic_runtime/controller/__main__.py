@@ -11,7 +11,7 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
+from elastic_runtime.controller.decide.etcd_manifests import ETCD_IMAGE
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.events.controller_events import ControllerFailed
 from elastic_runtime.kubernetes.cluster_access import need

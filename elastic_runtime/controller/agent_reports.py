@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 
-from elastic_runtime.controller.decide.job_types import AgentReport, PodView
+from elastic_runtime.controller.decide.job_types import PodView
 from elastic_runtime.controller.decide.manifests import METRICS_PORT
-from elastic_runtime.events.round_events import RESTART_CLASSES
+from elastic_runtime.controller.read_report import read_report
 from elastic_runtime.limits import (
     FIRST_REPORT_INTERVAL,
     NO_REPORT_PAUSES,
@@ -20,17 +19,17 @@ from elastic_runtime.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from elastic_runtime.clock import Clock
     from elastic_runtime.controller.cluster_state import ClusterState
+    from elastic_runtime.controller.decide.job_types import AgentReport
     from elastic_runtime.controller.views import Key
 
 _ANSWER_SECONDS = 2.0
 _AT_ONCE = 16
 _TRIED = 3
 _LARGEST = 64 * 1024
-_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -155,40 +154,3 @@ def _addresses(pods: Sequence[PodView]) -> tuple[str, ...]:
 
 def _round_of(report: AgentReport) -> tuple[object, ...]:
     return report.run_id, report.round, report.world, report.ready, dict(report.restarts)
-
-
-def read_report(body: bytes) -> AgentReport:
-    """What an agent said.
-
-    Args:
-        body: what was received; users may run any server in a pod.
-
-    Raises:
-        ValueError: it is not what an agent says.
-    """
-    try:
-        said = json.loads(body)
-    except RecursionError:
-        raise ValueError("too deep") from None
-    restarts = said.get("restarts") or {} if isinstance(said, dict) else None
-    if not isinstance(restarts, dict):
-        raise ValueError("not an object")
-    return AgentReport(
-        run_id=str(said.get("run_id") or ""),
-        round=_count(said, "round"),
-        world=_count(said, "world"),
-        step=_count(said, "step", unknown=-1),
-        checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
-        restarts={name: _count(restarts, name) for name in RESTART_CLASSES},
-        ready=bool(said.get("ready")),
-    )
-
-
-def _count(said: Mapping[str, Any], name: str, unknown: int = 0) -> int:
-    """A whole number that the status of a job can hold."""
-    value = said.get(name)
-    if value is None:
-        return unknown
-    if not isinstance(value, int) or not unknown <= value <= _MOST:
-        raise ValueError(f"{name} is no count")
-    return value

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller import views
 from elastic_runtime.controller.decide.job_types import EtcdView, Observed, PodView, Problem
+from elastic_runtime.controller.decide.manifests import etcd_name
 from elastic_runtime.controller.informer_cache import InformerCache
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class ClusterState:
             pods=tuple(pod for pod in pods if isinstance(pod, PodView)),
             services=self.services.owned_by(key, uid),
             etcd=next((pod for pod in pods if isinstance(pod, EtcdView)), None),
-            pdb=next(iter(budgets.values()), None),
+            pdb=budgets.get(key[1]),
+            etcd_guarded=etcd_name(key[1]) in budgets,
             report=self.reports.get(key),
             problems=(*problems, *((_taken(job, rival),) if rival else ())),
         )

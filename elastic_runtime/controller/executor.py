@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.decide.job_types import (
     ApplyManifest,
+    CheckPod,
     CreatePod,
     DeleteJob,
     DeleteOwned,
     DeletePod,
     Problem,
 )
+from elastic_runtime.controller.decide.rollout import REFUSED
+from elastic_runtime.controller.spec.job_spec import JOBS, TEMPLATE
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
 
@@ -48,8 +51,8 @@ class Outcome:
 
 
 def creates(action: Action) -> bool:
-    """Whether an action makes something, so that a quota or a rule may forbid it."""
-    return isinstance(action, CreatePod | ApplyManifest)
+    """Whether an action makes something, or would, so that it may be refused."""
+    return isinstance(action, CreatePod | CheckPod | ApplyManifest)
 
 
 class Executor:
@@ -105,6 +108,8 @@ class Executor:
         match action:
             case CreatePod():
                 state.pods.update(await client.create(PODS, namespace, action.manifest))
+            case CheckPod():
+                await self._check(namespace, action)
             case DeletePod():
                 answer = await client.delete(PODS, namespace, action.name, action.uid, action.grace)
                 if _is_deleting(answer):
@@ -115,6 +120,17 @@ class Executor:
                 await client.delete(_RESOURCES[action.kind], namespace, action.name)
             case DeleteJob():
                 await client.delete(JOBS, namespace, name, uid)
+
+    async def _check(self, namespace: str, action: CheckPod) -> None:
+        """Has a pod checked; only what is wrong with the pod itself is of interest.
+
+        A quota may have room by the time when it is created, and a webhook may refuse dry runs.
+        """
+        try:
+            await self._client.check(PODS, namespace, action.manifest)
+        except ApiError as error:
+            if error.malformed or error.transient:
+                raise
 
     async def _apply(self, key: Key, uid: str, action: ApplyManifest) -> None:
         """Makes an object so; what is not the job's is left alone, whatever its name.
@@ -150,6 +166,21 @@ def _problem(error: ApiError) -> Problem:
     said = error.message.partition(" is forbidden: ")[2] or error.message
     if error.quota_exceeded:
         return Problem("QuotaExceeded", f"{said}; trying again")
+    if error.malformed:
+        return _malformed(error)
     if error.code == 403:
         return Problem("Forbidden", f"{said}; trying again")
     return Problem("Rejected", f"the API server refuses what the job asks for: {error.message}")
+
+
+# As the API server names fields of a pod: 'unknown field "spec.containers[0].arg"', and
+# 'spec.containers[0].env[1].name: Required value'.
+_FIELD = re.compile(r'(?:unknown|duplicate) field "([^"]+)"|: ?((?:spec|metadata)[\w.\[\]/"-]*): ')
+
+
+def _malformed(error: ApiError) -> Problem:
+    """What is wrong with a pod, by the field of the template that it comes from."""
+    said = error.message.partition("strict decoding error: ")[2] or error.message
+    found = _FIELD.search(f": {said}")
+    field = f"{TEMPLATE}.{found[1] or found[2]}" if found else TEMPLATE
+    return Problem(REFUSED, f"the API server refuses a pod of this template: {said}", field)

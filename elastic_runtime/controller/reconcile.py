@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.clock import NEVER
-from elastic_runtime.controller.decide.job_spec import JOBS
 from elastic_runtime.controller.event_recorder import record_event
 from elastic_runtime.controller.executor import Executor, Outcome, creates
+from elastic_runtime.controller.spec.job_spec import JOBS
 from elastic_runtime.events.controller_events import (
     ControllerDecided,
     ControllerError,

@@ -14,10 +14,10 @@ from elastic_runtime.controller.agent_reports import AgentReports
 from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.controller_metrics import ControllerMetrics, serve
 from elastic_runtime.controller.decide.decision import decide
-from elastic_runtime.controller.decide.job_spec import API_GROUP, JOBS, PLURAL, VERSION
-from elastic_runtime.controller.decide.manifests import ETCD_IMAGE
+from elastic_runtime.controller.decide.etcd_manifests import ETCD_IMAGE
 from elastic_runtime.controller.event_recorder import COMPONENT
 from elastic_runtime.controller.reconcile import Reconciler
+from elastic_runtime.controller.spec.job_spec import API_GROUP, JOBS, PLURAL, VERSION
 from elastic_runtime.controller.views import MANAGED
 from elastic_runtime.controller.workqueue import WorkQueue
 from elastic_runtime.events.controller_events import ControllerReady, ControllerWaiting

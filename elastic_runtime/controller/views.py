@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elastic_runtime.controller.decide.job_spec import CONTAINER
 from elastic_runtime.controller.decide.job_types import EtcdView, PodView
 from elastic_runtime.controller.decide.manifests import (
     ATTEMPT_LABEL,
     COMPONENT_LABEL,
     INDEX_LABEL,
+    SETTINGS_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
+from elastic_runtime.controller.read_report import read_last_report
+from elastic_runtime.controller.spec.job_spec import CONTAINER
+from elastic_runtime.controller.spec.pod_template import ETCD_CONTAINER
 from elastic_runtime.kubernetes.api_times import parse_time
+from elastic_runtime.protocol.last_words import read_last_words
 
 Json = Mapping[str, Any]
 Key = tuple[str, str]  # namespace and name of an ElasticJob
@@ -57,7 +61,9 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
     state = _container(item).get("state") or {}
     ended, waiting = state.get("terminated") or {}, _waiting(item, state)
     started = ended or state.get("running") or {}
-    reason, message = _why(status, ended)
+    words, report = read_last_words(str(ended.get("message") or ""))
+    reason, message = _why(status, ended, words)
+    unschedulable, since = _unschedulable(status)
     return PodView(
         name=meta["name"],
         index=_number(labels.get(INDEX_LABEL)),
@@ -75,15 +81,22 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         restarts=_container(item).get("restartCount") or 0,
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",
-        unschedulable=_unschedulable(status),
+        unschedulable=unschedulable,
+        unplaced_since=since,
         address=status.get("podIP") or "",
+        node=(item.get("spec") or {}).get("nodeName") or "",
         template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+        settings=(meta.get("annotations") or {}).get(SETTINGS_ANNOTATION, ""),
+        last_report=read_last_report(report),
     )
 
 
 def _etcd(item: Json) -> EtcdView:
     meta, status = item["metadata"], item.get("status") or {}
     waiting = _waiting(item, _container(item).get("state") or {})
+    unschedulable, since = _unschedulable(status)
+    containers = (item.get("spec") or {}).get("containers") or ()
+    images = [one.get("image") for one in containers if one.get("name") == ETCD_CONTAINER]
     return EtcdView(
         name=meta["name"],
         uid=meta["uid"],
@@ -92,7 +105,11 @@ def _etcd(item: Json) -> EtcdView:
         deleting=bool(meta.get("deletionTimestamp")),
         waiting_reason=waiting.get("reason") or "",
         waiting_message=waiting.get("message") or "",
-        unschedulable=_unschedulable(status),
+        unschedulable=unschedulable,
+        unplaced_since=since,
+        node=(item.get("spec") or {}).get("nodeName") or "",
+        template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
+        image=str(images[0] or "") if images else "",
     )
 
 
@@ -118,22 +135,30 @@ def _waiting(item: Json, state: Json) -> Json:
     return next((one for one in held if one.get("reason") not in (None, *_STARTS)), own)
 
 
-def _why(status: Json, ended: Json) -> tuple[str, str]:
-    """Why a pod ended: what the cluster did to it says more than how its container took it."""
+def _why(status: Json, ended: Json, words: str) -> tuple[str, str]:
+    """Why a pod ended: what the cluster did to it says more than how its container took it.
+
+    Args:
+        status: of the pod.
+        ended: how its container ended.
+        words: the last ones of the container, for people.
+    """
     target = _condition(status, "DisruptionTarget")
     if target.get("status") == "True" and target.get("reason"):
         return target["reason"], target.get("message") or ""
     if status.get("reason"):
         return status["reason"], status.get("message") or ""
     reason = ended.get("reason") or ""
-    return ("" if reason in _NO_REASON else reason), ended.get("message") or ""
+    return ("" if reason in _NO_REASON else reason), words
 
 
-def _unschedulable(status: Json) -> str:
+def _unschedulable(status: Json) -> tuple[str, float]:
+    """The scheduler's message, and since when it says so; "" if it has found a place."""
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False" and placed.get("reason") == "Unschedulable":
-        return placed.get("message") or "no node has room for it"
-    return ""
+        message = placed.get("message") or "no node has room for it"
+        return message, parse_time(placed.get("lastTransitionTime"))
+    return "", 0.0
 
 
 def _condition(status: Json, type: str) -> Json:

@@ -111,6 +111,15 @@ class ApiClient:
         query = {"fieldManager": self._name}
         return await self._ask("POST", resource.path(namespace), item, query=query)
 
+    async def check(self, resource: Resource, namespace: str, item: Mapping[str, Any]) -> None:
+        """Asks whether an object could be created just so: nothing is kept of it.
+
+        Raises:
+            ApiError: also where a field is not known, or is there twice.
+        """
+        query = {"fieldManager": self._name, "dryRun": "All", "fieldValidation": "Strict"}
+        await self._ask("POST", resource.path(namespace), item, query=query)
+
     async def replace(
         self, resource: Resource, namespace: str, name: str, item: Mapping[str, Any]
     ) -> Json:

@@ -50,6 +50,14 @@ class ApiError(ElasticError):
         return self.code in (0, 401, 408, 429) or self.code >= 500
 
     @property
+    def malformed(self) -> bool:
+        """The object itself is wrong, whoever sends it, and whenever."""
+        strict = self.code == 400 and (
+            "strict decoding error" in self.message or "cannot be handled as a" in self.message
+        )
+        return strict or self.code == 422
+
+    @property
     def quota_exceeded(self) -> bool:
         """A ResourceQuota forbids it."""
         return self.code == 403 and "exceeded quota" in self.message

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_runtime.controller.decide.job_spec import JOBS
+from elastic_runtime.controller.spec.job_spec import JOBS
 from elastic_runtime.kubernetes.api_client import ApiClient
 from elastic_runtime.kubernetes.api_resources import PODS
 from elastic_runtime.kubernetes.cluster_access import ClusterCredentials

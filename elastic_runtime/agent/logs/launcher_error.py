@@ -1,4 +1,4 @@
-"""The error that a launcher itself leaves behind, for the scheduler that has started it.
+"""The error, and the last words, that a launcher leaves behind for the scheduler that started it.
 
 As under torchrun, ``TORCHELASTIC_ERROR_FILE`` of the launcher's own environment names the file, and
 it has the format of ``torch.distributed.elastic.multiprocessing.errors``: the error of the worker
@@ -15,9 +15,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from elastic_runtime.protocol.last_words import ENV_LAST_WORDS, last_words
 from elastic_runtime.worker.worker_main import ENV_ERROR_FILE
 
 if TYPE_CHECKING:
@@ -42,7 +43,18 @@ def leave_error(summary: str, *, traceback: str = "", moment: float = 0.0, code:
     message: dict[str, object] = {"message": summary, "extraInfo": extra}
     if code:
         message["errorCode"] = code  # as torchrun adds it to what the worker has written
-    _write_or_say(path, json.dumps({"message": message}).encode())
+    _write_or_say(path, json.dumps({"message": message}).encode(), "error file")
+
+
+def leave_last_words(message: str, report: Mapping[str, Any] | None = None) -> None:
+    """Writes the last words of this process, if they are asked for (``protocol.last_words``).
+
+    Args:
+        message: for people.
+        report: as the agent's ``/status``; None: there was no agent yet.
+    """
+    if path := os.environ.get(ENV_LAST_WORDS):
+        _write_or_say(path, last_words(message, report), "last words")
 
 
 class ErrorsOfNodes:
@@ -80,7 +92,7 @@ class ErrorsOfNodes:
             return
         left = [Path(path).read_bytes() for path in map(self._path, nodes) if os.path.isfile(path)]
         if left:
-            _write_or_say(self._wanted, min(left, key=_distance))
+            _write_or_say(self._wanted, min(left, key=_distance), "error file")
 
     def _path(self, node: str) -> str:
         assert self._kept is not None
@@ -93,12 +105,12 @@ def _distance(error: bytes) -> tuple[bool, int]:
     return "errorCode" not in message, int(message["extraInfo"]["timestamp"])
 
 
-def _write_or_say(path: str, data: bytes) -> None:
+def _write_or_say(path: str, data: bytes, what: str) -> None:
     try:
         _write(os.path.realpath(path), data)
     except OSError as error:
         why = error.strerror or str(error)
-        sys.stderr.write(f"elastic-run: the error file {path} cannot be written: {why}\n")
+        sys.stderr.write(f"elastic-run: the {what} {path} cannot be written: {why}\n")
 
 
 def _write(path: str, data: bytes) -> None:

@@ -75,6 +75,10 @@ class Meter:
         """What the job has cost, for the last word."""
         return self._state.summary(time.monotonic())
 
+    def report(self) -> dict[str, Any]:
+        """What ``/status`` answers."""
+        return self._state.status(self._config.run_id, self._config.node_name)
+
     def answer(self, path: str) -> Answer:
         """What the server says to a request for ``path``."""
         from elastic_runtime.system.http_server import Answer
@@ -87,7 +91,7 @@ class Meter:
 
                 return Answer(HTTPStatus.OK, render(state, *names, now), CONTENT_TYPE)
             case "/status":
-                body = json.dumps(state.status(*names)).encode() + b"\n"
+                body = json.dumps(self.report()).encode() + b"\n"
                 return Answer(HTTPStatus.OK, body, "application/json")
             case "/healthz":
                 idle = state.hangs(now)

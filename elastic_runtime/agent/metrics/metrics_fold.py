@@ -199,6 +199,7 @@ class Measured:
             "node": node,
             "round": self.round,
             "world": self.world,
+            "nodes": self.nodes,
             "step": self.step,
             "checkpoint_step": self.checkpoint_step,
             "ready": self.ready,

@@ -9,6 +9,7 @@ from elastic_runtime.cli.flags.setting_sources import VARIABLES, Level
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import did_you_mean
 from elastic_runtime.protocol import messages
+from elastic_runtime.protocol.last_words import ENV_LAST_WORDS
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS
 from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT
 
@@ -22,6 +23,7 @@ _NO_OPTIONS = frozenset(
     {
         "ELASTIC_CHECKPOINT",  # for scripts, from the controller
         "ELASTIC_ETCD_IMAGE",  # the controller's own
+        ENV_LAST_WORDS,
         ENV_PEER_TIMEOUT,
         ENV_SNAPSHOTS,
         # A worker may start a job of its own.

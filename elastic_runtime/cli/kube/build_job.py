@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.kube.job_fields import check_fields
-from elastic_runtime.controller.decide.job_spec import (
+from elastic_runtime.controller.spec.job_spec import (
     API_GROUP,
     CONTAINER,
     KIND,

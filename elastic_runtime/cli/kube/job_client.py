@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from elastic_runtime.controller.decide.job_spec import API_GROUP, JOBS
 from elastic_runtime.controller.decide.manifests import GROUP_LABEL, JOB_LABEL
+from elastic_runtime.controller.spec.job_spec import API_GROUP, JOBS
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
 from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
 from elastic_runtime.kubernetes.api_resources import EVENTS, PODS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.field_reader import InvalidSpec
-from elastic_runtime.controller.decide.job_spec import WORKER
+from elastic_runtime.controller.spec.field_reader import InvalidSpec
+from elastic_runtime.controller.spec.job_spec import WORKER
 from elastic_runtime.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,12 +35,17 @@ _SPEC: Fields = {
             *("rdzvEndpoint", "rdzvBackend", "rdzvId", "minReplicas", "maxReplicas"),
             *("nprocPerNode", "spares", "maxRestarts", "suspend", "cleanPodPolicy"),
             *("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
-            "schedulingPolicy",
+            *("schedulingPolicy", "rollout"),
         )
     ),
     "failurePolicy": {"rules": [_RULE]},
     "checkpoint": dict.fromkeys(("claimName", "mountPath", "url")),
-    "etcd": {"image": None, "tls": {"secretName": None}, "auth": {"secretName": None}},
+    "etcd": {
+        "image": None,
+        "tls": {"secretName": None},
+        "auth": {"secretName": None},
+        "template": {"metadata": _METADATA, "spec": None},
+    },
     "replicaSpecs": {
         WORKER: {
             "replicas": None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_spec import CONTAINER, KIND, WORKER
 from elastic_runtime.controller.decide.manifests import (
     ATTEMPT_LABEL,
     COMPONENT_LABEL,
     INDEX_LABEL,
     etcd_name,
 )
+from elastic_runtime.controller.spec.job_spec import CONTAINER, KIND, WORKER
 from elastic_runtime.kubernetes.api_times import parse_time
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from elastic_runtime.cli.kube.job_report import (
 from elastic_runtime.cli.kube.job_watch import poll
 from elastic_runtime.cli.kube.pod_logs import LogFilter, LogFollower, read_logs, role_of
 from elastic_runtime.cli.printing import FORMAT_OPTION, console, show
-from elastic_runtime.controller.decide.job_spec import KIND
+from elastic_runtime.controller.spec.job_spec import KIND
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import POLL_INTERVAL
 from elastic_runtime.reporting.wording import count

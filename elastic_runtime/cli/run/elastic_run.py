@@ -117,9 +117,10 @@ def program(
 
 
 def _leave_error(error: ElasticError) -> None:
-    from elastic_runtime.agent.logs.launcher_error import leave_error
+    from elastic_runtime.agent.logs.launcher_error import leave_error, leave_last_words
 
     leave_error(f"{type(error).__name__}: {error}")
+    leave_last_words(str(error))
 
 
 def _leave_on(signals: Iterable[str], code: int) -> None:

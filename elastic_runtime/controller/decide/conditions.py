@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide.job_spec import TEMPLATE
 from elastic_runtime.controller.decide.job_types import Problem
-from elastic_runtime.controller.decide.pod_failures import Meaning, end_of
+from elastic_runtime.controller.decide.pod_failures import Meaning
 from elastic_runtime.controller.decide.status_builder import RESTARTING, RUNNING
+from elastic_runtime.controller.spec.job_spec import TEMPLATE
 from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
-from elastic_runtime.limits import FIRST_REPORT_TIMEOUT, SLOW_POD_START, STORE_PROBLEM_TIMEOUT
+from elastic_runtime.limits import (
+    FIRST_REPORT_TIMEOUT,
+    PLACEMENT_TIMEOUT,
+    SLOW_POD_START,
+    STORE_PROBLEM_TIMEOUT,
+)
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import EtcdView, PodView
@@ -27,7 +32,7 @@ _NO_CONTAINER = (
 
 
 def find_problems(context: PlanContext) -> None:
-    """Collects what is wrong, what matters most first.
+    """Collects what is wrong, what matters most first: without a store nothing else comes about.
 
     The kubelet's and the scheduler's own messages change from one try to the next, so that only
     their meaning is repeated.
@@ -45,7 +50,7 @@ def find_problems(context: PlanContext) -> None:
         _container_problem(context, p) for p in waiting[:1] if p.waiting_reason in _NO_CONTAINER
     )
     found.extend(_secret_problems(context))
-    homeless = [pod for pod in context.pods if pod.unschedulable and not pod.deleting]
+    homeless = [pod for pod in context.pods if not pod.deleting and _is_unplaced(context, pod)]
     if homeless and len(context.running) < context.enough:
         found.append(_placement_problem(context, homeless))
 
@@ -102,16 +107,33 @@ def _placement_problem(context: PlanContext, homeless: list[PodView]) -> Problem
 
 def _etcd_problems(context: PlanContext, etcd: EtcdView) -> list[Problem]:
     if etcd.waiting_reason in _NO_IMAGE:
-        image = context.spec.etcd.image or context.etcd_image
-        text = f"the image {image!r} of the job's etcd cannot be pulled"
+        # A pod of an older template says which one it wants; it is replaced soon.
+        image = etcd.image or context.spec.etcd.image or context.etcd_image
+        text = (
+            f"the image {image!r} of the job's etcd cannot be pulled; kubectl describe pod "
+            f"{etcd.name} says why"
+        )
         return [Problem("ImagePullFailed", text, "spec.etcd.image")]
     if etcd.waiting_reason in _NO_CONTAINER:
         text = f"{etcd.name} cannot start; kubectl logs {etcd.name}, or describe pod, says why"
         return [Problem(etcd.waiting_reason, text, "spec.etcd")]
-    if etcd.unschedulable:
+    if _is_unplaced(context, etcd):
         text = f"there is no place for {etcd.name}; kubectl describe pod {etcd.name} says why"
         return [Problem("Unschedulable", text, "spec.etcd")]
     return []
+
+
+def _is_unplaced(context: PlanContext, pod: PodView | EtcdView) -> bool:
+    """Whether a pod has no place, and has had the time to get one.
+
+    The scheduler says so of every pod for which it has to make room, or whose volume is on its way.
+    """
+    if not pod.unschedulable:
+        return False
+    due = pod.unplaced_since + PLACEMENT_TIMEOUT
+    if due > context.now:
+        context.wake_at(due)
+    return due <= context.now
 
 
 def _store_problems(context: PlanContext) -> list[Problem]:
@@ -153,7 +175,8 @@ def set_running(context: PlanContext) -> None:
     state = f"{len(context.running)} of {context.wanted} pods run"
     if why_not is None:
         memory.begun = True
-        if status.set_condition(RUNNING, True, "EnoughPods", state):
+        told = f"{state}; {context.problems[0]}" if context.problems else state
+        if status.set_condition(RUNNING, True, "EnoughPods", told):
             status.add_event("Running", state)
     else:
         reason, message = why_not
@@ -166,7 +189,8 @@ def set_running(context: PlanContext) -> None:
 def _why_not(context: PlanContext) -> tuple[str, str] | None:
     """Why the job does not run; None if it does."""
     short = len(context.running) < context.enough
-    stuck = [each for each in context.problems if short or each.reason == "StoreUnreachable"]
+    trains = bool(context.report and context.report.round)
+    stuck = [each for each in context.problems if short or (not trains and _is_of_store(each))]
     if stuck:
         return stuck[0].reason, str(stuck[0])
     if context.status.memory.done:
@@ -182,6 +206,10 @@ def _why_not(context: PlanContext) -> tuple[str, str] | None:
     if report is None and not begun and _may_still_report(context):
         return "Rendezvous", "the agents start"
     return None
+
+
+def _is_of_store(problem: Problem) -> bool:
+    return problem.reason == "StoreUnreachable" or problem.field.startswith("spec.etcd")
 
 
 def _may_still_report(context: PlanContext) -> bool:
@@ -200,6 +228,8 @@ def _waits_for(context: PlanContext) -> tuple[str, str]:
         return "BackOff", "the next attempt waits"
     if context.ending:
         return "Ending", "pods of the last attempt are ending"
+    if not context.store_serves:
+        return "WaitingForEtcd", "the job's etcd starts"
     return "PodsPending", "the others start"
 
 
@@ -230,4 +260,4 @@ def _set_restarting(context: PlanContext, runs: bool) -> None:
 def _stays_ended(context: PlanContext, pod: PodView) -> bool:
     """Whether a pod has ended and is left so, as a rule of the job's asks."""
     ended = pod.ended and not pod.deleting
-    return ended and end_of(context.spec, pod).meaning is Meaning.LEAVE
+    return ended and context.end_of(pod).meaning is Meaning.LEAVE

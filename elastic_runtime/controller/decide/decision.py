@@ -18,9 +18,8 @@ import math
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
-from elastic_runtime.controller.decide import conditions, pod_planning
-from elastic_runtime.controller.decide.field_reader import InvalidSpec
-from elastic_runtime.controller.decide.job_spec import CLEAN_ALL, CLEAN_NONE, JobSpec
+from elastic_runtime.controller.decide import conditions, pod_planning, rollout
+from elastic_runtime.controller.decide.etcd_manifests import ETCD_IMAGE
 from elastic_runtime.controller.decide.job_types import (
     NORMAL,
     WARNING,
@@ -30,9 +29,9 @@ from elastic_runtime.controller.decide.job_types import (
     Problem,
 )
 from elastic_runtime.controller.decide.job_types import RUNNING as POD_RUNNING
-from elastic_runtime.controller.decide.manifests import ETCD_IMAGE, selector
+from elastic_runtime.controller.decide.manifests import selector
 from elastic_runtime.controller.decide.plan_context import PlanContext
-from elastic_runtime.controller.decide.pod_failures import Meaning, PodEnd, end_of, pause
+from elastic_runtime.controller.decide.pod_failures import Meaning, PodEnd, pause
 from elastic_runtime.controller.decide.status_builder import (
     CREATED,
     FAILED,
@@ -43,6 +42,8 @@ from elastic_runtime.controller.decide.status_builder import (
     PodSlot,
     StatusBuilder,
 )
+from elastic_runtime.controller.spec.field_reader import InvalidSpec
+from elastic_runtime.controller.spec.job_spec import CLEAN_ALL, CLEAN_NONE, JobSpec
 from elastic_runtime.kubernetes.api_times import format_time, parse_time
 from elastic_runtime.limits import SHORT_POD_LIFE
 
@@ -135,13 +136,13 @@ def _refuse_spec(status: StatusBuilder, observed: Observed, error: InvalidSpec) 
 
 def _check_pod_ends(context: PlanContext) -> JobPlan | None:
     """Whether the pods' ends are the end of the job, or of this attempt."""
-    memory, spec = context.status.memory, context.spec
+    memory = context.status.memory
     # The first one to end tells what happened, the others follow.
     ended = sorted(
         (pod for pod in context.pods if pod.ended and not pod.deleting),
         key=lambda pod: (pod.finished_at or NEVER, pod.index),
     )
-    ends = [(pod, end_of(spec, pod)) for pod in ended]
+    ends = [(pod, context.end_of(pod)) for pod in ended]
     for _, end in ends:
         if end.meaning is Meaning.FAIL:
             return _end_job(context, FAILED, end.reason, end.message)
@@ -190,8 +191,8 @@ def _end_job(context: PlanContext, kind: str, reason: str, message: str) -> JobP
     status.set_condition(SUSPENDED, False, reason, message)
     status.set_condition(kind, True, reason, message)
     status.values["completionTime"] = format_time(now)
-    if context.report:
-        status.apply_report(context.report, last=True)
+    if report := context.last_report:
+        status.apply_report(report, last=True)
     status.count_pods(context.observed.pods)
     status.add_event(
         kind if kind == SUCCEEDED else reason, message, NORMAL if kind == SUCCEEDED else WARNING
@@ -251,6 +252,8 @@ def _suspend(context: PlanContext) -> JobPlan:
         if not pod.deleting:
             context.actions.append(DeletePod(pod.name, pod.uid, None, "the job is suspended"))
     status.values.pop("startTime", None)
+    if not context.running:
+        status.clear_world()
     memory.slots = {pod.index: PodSlot(pod.uid) for pod in context.pods}
     memory.begun, memory.desired = False, 0
     if context.observed.pods:
@@ -282,8 +285,12 @@ def _run(context: PlanContext) -> JobPlan:
         pod_planning.replace_ended_pods(context)
         pod_planning.delete_outdated_pods(context)
         pod_planning.scale_down(context)
+        rollout.check_template(context)
         pod_planning.create_missing_pods(context)
-    if context.report:
+    rollout.roll_out(context)
+    if not context.running:
+        status.clear_world()
+    elif context.report:
         status.apply_report(context.report)
     status.count_pods(context.observed.pods)
     conditions.find_problems(context)

@@ -45,9 +45,12 @@ class PodView:
         restarts: times that the kubelet has restarted the container.
         waiting_reason, waiting_message: why the container does not start (``ImagePullBackOff``).
         unschedulable: the scheduler's message while it finds no place; "" if it has one.
+        unplaced_since: since when that is so, in seconds since 1970; 0: unknown.
         address: the pod's IP; "" while it has none.
-        template: the mark of the template that it was made from (annotation
-            ``elastic.pytorch.org/template``).
+        node: where it was placed; "" while it was not.
+        template, settings: the marks of the template, and of what else of the spec it was made
+            from (annotations ``elastic.pytorch.org/template`` and ``…/settings``).
+        last_report: what its agent has said last, when it ended.
     """
 
     name: str
@@ -67,8 +70,12 @@ class PodView:
     waiting_reason: str = ""
     waiting_message: str = ""
     unschedulable: str = ""
+    unplaced_since: float = 0.0
     address: str = ""
+    node: str = ""
     template: str = ""
+    settings: str = ""
+    last_report: AgentReport | None = None
 
     @property
     def ended(self) -> bool:
@@ -93,7 +100,8 @@ class EtcdView:
     Attributes:
         name, uid, phase, ready, deleting: as of a worker pod.
         waiting_reason, waiting_message: why its container does not start.
-        unschedulable: the scheduler's message while it finds no place.
+        unschedulable, unplaced_since, node, template: as of a worker pod.
+        image: what it is to run.
     """
 
     name: str
@@ -104,6 +112,15 @@ class EtcdView:
     waiting_reason: str = ""
     waiting_message: str = ""
     unschedulable: str = ""
+    unplaced_since: float = 0.0
+    node: str = ""
+    template: str = ""
+    image: str = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it can be reached, and stays."""
+        return self.ready and not self.deleting
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,7 @@ class AgentReport:
         step, checkpoint_step: the last step, and the last one in a checkpoint; -1: unknown.
         restarts: how often rounds ended, by ``RESTART_CLASSES``, in this incarnation of the job.
         ready: it is in a round.
+        nodes: how many that round has; 0: it does not say.
     """
 
     run_id: str = ""
@@ -125,6 +143,7 @@ class AgentReport:
     checkpoint_step: int = -1
     restarts: Mapping[str, int] = field(default_factory=dict)
     ready: bool = False
+    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +179,8 @@ class Observed:
         services: the cluster IPs of its Services, by name ("None" of a headless one, "" while
             it has none).
         etcd: its own etcd pod, if there is one.
-        pdb: ``minAvailable`` of its PodDisruptionBudget; None if there is none.
+        pdb: ``minAvailable`` of its workers' PodDisruptionBudget; None if there is none.
+        etcd_guarded: its etcd has a PodDisruptionBudget.
         report: what its agents say; None if none is in reach.
         problems: what the operator knows to be wrong.
     """
@@ -169,6 +189,7 @@ class Observed:
     services: Mapping[str, str] = field(default_factory=dict)
     etcd: EtcdView | None = None
     pdb: int | None = None
+    etcd_guarded: bool = False
     report: AgentReport | None = None
     problems: tuple[Problem, ...] = ()
 
@@ -187,6 +208,21 @@ class CreatePod:
     """
 
     index: int
+    manifest: Json = field(default_factory=dict, repr=False)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPod:
+    """Have the API server check a worker pod, strictly, without making it.
+
+    It drops a field that it does not know from a pod that is created, and says so to nobody.
+
+    Attributes:
+        manifest: the whole Pod, under a name that no pod has.
+        why: for people and the log.
+    """
+
     manifest: Json = field(default_factory=dict, repr=False)
     why: str = ""
 
@@ -248,7 +284,7 @@ class DeleteJob:
     why: str = ""
 
 
-Action = CreatePod | DeletePod | ApplyManifest | DeleteOwned | DeleteJob
+Action = CreatePod | CheckPod | DeletePod | ApplyManifest | DeleteOwned | DeleteJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_spec import API_GROUP, KIND, VERSION, JobSpec
+from elastic_runtime.controller.spec.job_spec import API_GROUP, KIND, VERSION, JobSpec
 from elastic_runtime.defaults import ETCD_PORT
+from elastic_runtime.protocol.last_words import ENV_LAST_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 METRICS_PORT = 9404
 # The classic controller's Services had this port; some sidecars and policies know it.
 CLASSIC_PORT = 10291
-ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 
 JOB_LABEL = "job-name"
 INDEX_LABEL = "replica-index"
@@ -25,10 +25,14 @@ TYPE_LABEL = "replica-type"
 GROUP_LABEL = "group-name"
 ATTEMPT_LABEL = f"{API_GROUP}/attempt"
 TEMPLATE_ANNOTATION = f"{API_GROUP}/template"
+SETTINGS_ANNOTATION = f"{API_GROUP}/settings"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
 _TLS_PATH = "/etc/elastic/etcd-tls"
 _TLS_VOLUME, _CHECKPOINT_VOLUME, _SHM_VOLUME = "elastic-etcd-tls", "elastic-checkpoint", "dshm"
+_TMP_VOLUME = "elastic-tmp"
+# Kubernetes' own, for a container that says nothing.
+_TERMINATION_LOG = "/dev/termination-log"
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 # Kubernetes' own, for a template that says nothing.
 _DEFAULT_GRACE = 30
@@ -68,7 +72,8 @@ def labels(job: str, component: str) -> dict[str, str]:
     }
 
 
-def _metadata(spec: JobSpec, name: str, component: str) -> dict[str, Any]:
+def owned_metadata(spec: JobSpec, name: str, component: str) -> dict[str, Any]:
+    """The metadata of an object that belongs to a job, and is deleted with it."""
     return {
         "name": name,
         "namespace": spec.namespace,
@@ -112,91 +117,6 @@ def backend(spec: JobSpec) -> str:
     return spec.backend or ("etcd" if spec.endpoint else "etcd-v3")
 
 
-def etcd_pod(spec: JobSpec, default_image: str = ETCD_IMAGE) -> Json:
-    """The pod of the job's own etcd.
-
-    Its data is in an emptyDir: a pod that is replaced starts with nothing, and the agents of a
-    running job register again.
-    """
-    container = {
-        "name": "etcd",
-        "image": spec.etcd.image or default_image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": _etcd_command(etcd_name(spec.name)),
-        "ports": [{"name": "client", "containerPort": ETCD_PORT}],
-        "readinessProbe": {
-            "httpGet": {"path": "/health", "port": "client"},
-            "periodSeconds": 1,
-            "failureThreshold": 3,
-        },
-        "livenessProbe": {
-            "httpGet": {"path": "/health?serializable=true", "port": "client"},
-            "initialDelaySeconds": 10,
-            "periodSeconds": 10,
-            "failureThreshold": 6,
-        },
-        "resources": {
-            "requests": {"cpu": "50m", "memory": "64Mi"},
-            "limits": {"memory": "512Mi"},
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": [{"name": "data", "mountPath": "/var/lib/etcd"}],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": _metadata(spec, etcd_name(spec.name), "etcd"),
-        "spec": {
-            "containers": [container],
-            "restartPolicy": "Always",
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 5,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 10001,
-                "fsGroup": 10001,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "volumes": [{"name": "data", "emptyDir": {}}],
-        },
-    }
-
-
-def _etcd_command(name: str) -> list[str]:
-    # Leases are counted in elections: with these intervals one of 5 s is granted as 5 s.
-    return [
-        "etcd",
-        "--name=etcd",
-        "--data-dir=/var/lib/etcd/data",
-        f"--listen-client-urls=http://0.0.0.0:{ETCD_PORT}",
-        f"--advertise-client-urls=http://{name}:{ETCD_PORT}",
-        "--listen-peer-urls=http://127.0.0.1:2380",
-        "--heartbeat-interval=100",
-        "--election-timeout=1000",
-        "--auto-compaction-mode=periodic",
-        "--auto-compaction-retention=1h",
-    ]
-
-
-def etcd_service(spec: JobSpec) -> Json:
-    """The Service in front of the job's own etcd."""
-    name = etcd_name(spec.name)
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(spec, name, "etcd"),
-        "spec": {
-            "selector": {JOB_LABEL: spec.name, TYPE_LABEL: "etcd"},
-            "ports": [{"name": "client", "port": ETCD_PORT, "targetPort": ETCD_PORT}],
-        },
-    }
-
-
 # ---------------------------------------------------------------- around the workers
 
 
@@ -205,7 +125,7 @@ def worker_service(spec: JobSpec) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(spec, spec.name, "worker"),
+        "metadata": owned_metadata(spec, spec.name, "worker"),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -223,7 +143,7 @@ def disruption_budget(spec: JobSpec) -> Json:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _metadata(spec, spec.name, "worker"),
+        "metadata": owned_metadata(spec, spec.name, "worker"),
         "spec": {
             "minAvailable": spec.minimum,
             "selector": {"matchLabels": selector(spec.name)},
@@ -262,7 +182,7 @@ def worker_pod(
     template = spec.template
     given = template.get("metadata") or {}
     name = pod_name(spec.name, index)
-    metadata = _metadata(spec, name, "worker")
+    metadata = owned_metadata(spec, name, "worker")
     metadata["labels"] = {
         **(given.get("labels") or {}),
         **metadata["labels"],
@@ -272,6 +192,7 @@ def worker_pod(
     metadata["annotations"] = {
         **(given.get("annotations") or {}),
         TEMPLATE_ANNOTATION: template_mark(spec),
+        SETTINGS_ANNOTATION: settings_mark(spec),
     }
     pod = {**template["spec"], "restartPolicy": "Never"}
     # A name in DNS needs both, though the host name would be the same without being said.
@@ -285,6 +206,10 @@ def worker_pod(
     environment = _environment(spec, name, attempt, endpoint, bounds, _grace(pod), life)
     if resuming:
         environment.append({"name": "ELASTIC_RESUMING", "value": "1"})
+    # An image that writes no last words has its log.
+    worker.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    path = worker.get("terminationMessagePath") or _TERMINATION_LOG
+    environment.append({"name": ENV_LAST_WORDS, "value": path})
     _add_env(worker, environment)
     _add_volumes(spec, pod, worker)
     containers[spec.container] = worker
@@ -294,8 +219,21 @@ def worker_pod(
 
 def template_mark(spec: JobSpec) -> str:
     """Tells templates apart, so that a pod shows which one it was made from."""
-    text = json.dumps(spec.template, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _mark(spec.template)
+
+
+def settings_mark(spec: JobSpec) -> str:
+    """Tells apart what else of a spec goes into its pods; the bounds do not count.
+
+    Those hold for a whole attempt, as agents that say different ones do not meet.
+    """
+    place = spec.checkpoint and (spec.checkpoint.claim, spec.checkpoint.place)
+    secrets = sorted(spec.secrets.items())
+    return _mark([spec.nproc, spec.max_restarts, place, secrets])
+
+
+def _mark(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _grace(pod: Mapping[str, Any]) -> int:
@@ -392,7 +330,8 @@ def _add_volumes(spec: JobSpec, pod: dict[str, Any], worker: dict[str, Any]) -> 
     """Mounts what the job needs, unless the template has something at that place.
 
     ``/dev/shm`` is 64 MiB in a container; workers of one pod, loaders of data and snapshots in
-    memory need more. What is in it counts against the memory limit of the container.
+    memory need more. What is in it counts against the memory limit of the container. An agent keeps
+    its sockets and logs in ``/tmp``, which a read-only root file system does not have.
     """
     wanted: list[tuple[str, str, dict[str, Any], bool]] = [
         (_SHM_VOLUME, "/dev/shm", {"emptyDir": {"medium": "Memory"}}, False)
@@ -405,6 +344,8 @@ def _add_volumes(spec: JobSpec, pod: dict[str, Any], worker: dict[str, Any]) -> 
         wanted.append((_TLS_VOLUME, _TLS_PATH, secret, True))
     mounts = list(worker.get("volumeMounts") or ())
     volumes = list(pod.get("volumes") or ())
+    if (worker.get("securityContext") or {}).get("readOnlyRootFilesystem"):
+        wanted.append((_TMP_VOLUME, "/tmp", {"emptyDir": {}}, False))
     names = {each.get("name") for each in volumes}
     paths = {str(each.get("mountPath", "")).rstrip("/") for each in mounts}
     for name, path, source, read_only in wanted:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import manifests
 from elastic_runtime.controller.decide.job_types import JobPlan
+from elastic_runtime.controller.decide.pod_failures import USAGE_ERROR, Meaning, PodEnd, end_of
 from elastic_runtime.limits import POD_PAUSES
 
 if TYPE_CHECKING:
-    from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import (
         Action,
         AgentReport,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Problem,
     )
     from elastic_runtime.controller.decide.status_builder import StatusBuilder
+    from elastic_runtime.controller.spec.job_spec import JobSpec
 
 
 @dataclass
@@ -126,6 +127,36 @@ class PlanContext:
         """The pods that run."""
         return tuple(pod for pod in self.pods if pod.runs)
 
+    @cached_property
+    def outdated(self) -> tuple[PodView, ...]:
+        """The pods that run, and were made from something else than the present spec."""
+        return tuple(pod for pod in self.running if not self.is_current(pod))
+
+    def is_current(self, pod: PodView) -> bool:
+        """Whether a pod is what would be made now."""
+        if pod.template != manifests.template_mark(self.spec):
+            return False
+        # A pod of an older controller does not say what else it was made from.
+        return pod.settings in ("", manifests.settings_mark(self.spec))
+
+    def end_of(self, pod: PodView) -> PodEnd:
+        """What the end of a pod means, beside what else there is.
+
+        A pod that refuses to start is the end of a job, unless other pods train with another
+        template: then it says something about this template, and not about the job.
+        """
+        end = end_of(self.spec, pod)
+        if end.meaning is Meaning.FAIL and end.reason == USAGE_ERROR:
+            if any(other.template != pod.template for other in self.running):
+                return replace(end, meaning=Meaning.REPLACE)
+        return end
+
+    @property
+    def store_serves(self) -> bool:
+        """Whether a new pod would find the store, as far as it is ours to know."""
+        etcd = self.observed.etcd
+        return bool(self.spec.endpoint) or (etcd is not None and etcd.serves)
+
     @property
     def endpoint(self) -> str:
         """Where the agents meet; "" while that is not known."""
@@ -135,6 +166,14 @@ class PlanContext:
     def report(self) -> AgentReport | None:
         """What the agents say, if it is of this attempt."""
         report = self.observed.report
-        if report and report.run_id in ("", self.spec.run_id(self.status.attempt)):
-            return report
-        return None
+        return report if report and self._is_of_this_attempt(report) else None
+
+    @property
+    def last_report(self) -> AgentReport | None:
+        """What is known of the end: agents that have ended know more than they said before."""
+        said = [self.observed.report, *(pod.last_report for pod in self.pods)]
+        known = [one for one in said if one and one.round and self._is_of_this_attempt(one)]
+        return max(known, key=lambda one: (one.round, one.step), default=self.report)
+
+    def _is_of_this_attempt(self, report: AgentReport) -> bool:
+        return report.run_id in ("", self.spec.run_id(self.status.attempt))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide.job_spec import (
+from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED
+from elastic_runtime.controller.spec.job_spec import (
     COUNT,
     FAIL_JOB,
     IGNORE,
@@ -14,7 +16,6 @@ from elastic_runtime.controller.decide.job_spec import (
     RESTART_BY_EXIT_CODE,
     RESTART_NEVER,
 )
-from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED
 from elastic_runtime.errors import (
     EXIT_CRASHED,
     EXIT_LEFT,
@@ -25,8 +26,8 @@ from elastic_runtime.errors import (
 from elastic_runtime.limits import POD_PAUSES
 
 if TYPE_CHECKING:
-    from elastic_runtime.controller.decide.job_spec import JobSpec
     from elastic_runtime.controller.decide.job_types import PodView
+    from elastic_runtime.controller.spec.job_spec import JobSpec
 
 
 class Meaning(Enum):
@@ -67,6 +68,8 @@ _RETRYABLE = {
     EXIT_CRASHED,
     *(130, 137, 138, 143),
 }
+# What agents end with that have waited in vain for their first round.
+WITHOUT_A_ROUND = (EXIT_NOT_ENOUGH_NODES, EXIT_STORE_UNREACHABLE)
 # The cluster took the pod away, or would not have it: of the kubelet, of the scheduler, and of the
 # condition DisruptionTarget.
 _TAKEN = {
@@ -86,9 +89,12 @@ _TAKEN = {
     "UnexpectedAdmissionError",
     "ContainerStatusUnknown",
 }
+USAGE_ERROR = "UsageError"
 _NO_ROOM = "OutOf"  # OutOfcpu, OutOfmemory, OutOfpods
 # The container could not even begin; no other pod of this template will do better.
 _NO_START = {"StartError", "ContainerCannotRun"}
+_LONGEST_WORDS = 300
+# Of an agent that has left no words.
 _KNOWN = {
     EXIT_USAGE: "a flag, a file or a setting is wrong",
     EXIT_NOT_ENOUGH_NODES: "fewer nodes than the minimum came together in time",
@@ -120,7 +126,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
     if taken:
         return PodEnd(Meaning.REPLACE, pod.reason, how)
     if code == EXIT_USAGE:
-        return PodEnd(Meaning.FAIL, "UsageError", how)
+        return PodEnd(Meaning.FAIL, USAGE_ERROR, how)
     if pod.reason in _NO_START:
         return PodEnd(Meaning.FAIL, pod.reason, how)
     if code in _RETRYABLE:
@@ -153,8 +159,8 @@ def _how(pod: PodView) -> str:
     known = _KNOWN.get(pod.exit_code or 0, "")
     # The container's word for an exit code that is not 0 says nothing.
     reason = "" if pod.reason in ("Error", "Completed") else pod.reason
-    first = " ".join(pod.message.split())[:200]
-    details = ", ".join(part for part in (code, reason, known or first) if part)
+    said = shorten(pod.message, _LONGEST_WORDS, placeholder=" …")
+    details = ", ".join(part for part in (code, reason, said or known) if part)
     return f"{pod.name} ended: {details}" if details else f"{pod.name} ended"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide import manifests
+from elastic_runtime.controller.decide import etcd_manifests, manifests
 from elastic_runtime.controller.decide.job_types import (
     FAILED,
     NORMAL,
@@ -18,14 +18,14 @@ from elastic_runtime.controller.decide.job_types import (
     DeleteOwned,
     DeletePod,
 )
-from elastic_runtime.controller.decide.pod_failures import Meaning, end_of, pause
+from elastic_runtime.controller.decide.pod_failures import WITHOUT_A_ROUND, Meaning, pause
 from elastic_runtime.controller.decide.status_builder import PodSlot
 from elastic_runtime.limits import BLOCKED_JOB_INTERVAL, SHORT_POD_LIFE
 
 if TYPE_CHECKING:
-    from elastic_runtime.controller.decide.job_spec import JobSpec
-    from elastic_runtime.controller.decide.job_types import Observed, PodView
+    from elastic_runtime.controller.decide.job_types import EtcdView, Observed, PodView
     from elastic_runtime.controller.decide.plan_context import PlanContext
+    from elastic_runtime.controller.spec.job_spec import JobSpec
 
 
 # ---------------------------------------------------------------- what stands around the workers
@@ -44,19 +44,47 @@ def ensure_supporting_objects(context: PlanContext) -> None:
                 manifests.disruption_budget(spec), f"keeps {spec.minimum} pods when nodes drain"
             )
         )
-    if spec.endpoint:
-        return
-    if manifests.etcd_name(spec.name) not in observed.services:
+    if not spec.endpoint:
+        _ensure_etcd(context)
+
+
+def _ensure_etcd(context: PlanContext) -> None:
+    spec, observed, etcd = context.spec, context.observed, context.observed.etcd
+    name = manifests.etcd_name(spec.name)
+    if name not in observed.services:
         context.actions.append(
-            ApplyManifest(manifests.etcd_service(spec), "the address of the job's etcd")
+            ApplyManifest(etcd_manifests.etcd_service(spec), "the address of the job's etcd")
         )
-    etcd = observed.etcd
+    manifest = etcd_manifests.etcd_pod(spec, context.etcd_image)
+    mark = manifest["metadata"]["annotations"][manifests.TEMPLATE_ANNOTATION]
     if etcd is None:
-        manifest = manifests.etcd_pod(spec, context.etcd_image)
         context.actions.append(ApplyManifest(manifest, "the job names no rdzvEndpoint"))
     elif etcd.phase in (FAILED, SUCCEEDED) and not etcd.deleting:
         # Evicted, or its node is gone: the kubelet restarts it in every other case.
         context.actions.append(DeletePod(etcd.name, etcd.uid, 0, f"etcd has ended ({etcd.phase})"))
+    elif _cannot_start(etcd) and etcd.template not in ("", mark) and not etcd.deleting:
+        why = "etcd cannot start, and is to be another one now"
+        context.actions.append(DeletePod(etcd.name, etcd.uid, 0, why))
+    _guard_etcd(context)
+
+
+def _cannot_start(etcd: EtcdView) -> bool:
+    """Whether an etcd does not run, and is not about to: what it holds is nothing."""
+    return not etcd.ready and (etcd.phase == PENDING or bool(etcd.waiting_reason))
+
+
+def _guard_etcd(context: PlanContext) -> None:
+    """Has a drain take a worker before the etcd that is on the same node."""
+    spec, observed, etcd = context.spec, context.observed, context.observed.etcd
+    shared = etcd is not None and any(
+        pod.node == etcd.node and not pod.ended for pod in observed.pods if pod.node
+    )
+    if shared and not observed.etcd_guarded:
+        why = "a worker on the node of etcd leaves before it"
+        context.actions.append(ApplyManifest(etcd_manifests.etcd_guard(spec), why))
+    elif observed.etcd_guarded and not shared:
+        name, why = manifests.etcd_name(spec.name), "no worker is on the node of etcd"
+        context.actions.append(DeleteOwned("PodDisruptionBudget", name, why))
 
 
 def delete_supporting_objects(
@@ -73,6 +101,8 @@ def delete_supporting_objects(
     why = "no worker is left"
     if observed.pdb is not None:
         gone.append(DeleteOwned("PodDisruptionBudget", spec.name, why))
+    if observed.etcd_guarded:
+        gone.append(DeleteOwned("PodDisruptionBudget", manifests.etcd_name(spec.name), why))
     etcd = observed.etcd
     if etcd is not None and not etcd.deleting:
         gone.append(DeletePod(etcd.name, etcd.uid, None, why))
@@ -100,7 +130,7 @@ def replace_ended_pods(context: PlanContext) -> None:
         if pod.deleting:
             _record_end(context, pod, f"{pod.name} is being deleted")
         elif pod.ended:
-            end = end_of(context.spec, pod)
+            end = context.end_of(pod)
             if end.meaning is Meaning.REPLACE:
                 _record_end(context, pod, end.message)
                 _delete_when_due(context, pod, end.message)
@@ -113,12 +143,16 @@ def _record_end(context: PlanContext, pod: PodView, why: str) -> None:
     if last is not None and last.uid == pod.uid:
         return
     falls = until = 0
-    if not pod.deleting:
-        short = pod.lifetime < SHORT_POD_LIFE
-        falls = (last.falls if last and short else 0) + 1
-        until = math.ceil(context.now + pause(falls)) if falls > 1 else 0
     code = 0 if pod.deleting else pod.exit_code or 0
-    memory.slots[pod.index] = PodSlot(pod.uid, falls, until, code, why)
+    number = int(context.status.values.get("round") or 0)
+    if not pod.deleting:
+        # One that has waited for long, and ends as the one before without a round, is no better
+        # than one that ends soon.
+        short = pod.lifetime < SHORT_POD_LIFE
+        again = code in WITHOUT_A_ROUND and last and (last.code, last.round) == (code, number)
+        falls = (last.falls if last and (short or again) else 0) + 1
+        until = math.ceil(context.now + pause(falls)) if falls > 1 else 0
+    memory.slots[pod.index] = PodSlot(pod.uid, falls, until, code, why, number)
     context.status.add_event("PodReplaced", why, NORMAL if pod.deleting else WARNING)
     # Agents that live on count it; if none is left, or none reports, we do.
     alone = not any(other.runs for other in context.pods if other.uid != pod.uid)
@@ -140,10 +174,9 @@ def delete_outdated_pods(context: PlanContext) -> None:
 
     This is how a wrong image is corrected. Pods that run keep what they run with.
     """
-    mark = manifests.template_mark(context.spec)
     for pod in context.pods:
         waits = pod.phase == PENDING and not pod.ended and not pod.deleting
-        if waits and pod.index < context.wanted and pod.template != mark:
+        if waits and pod.index < context.wanted and not context.is_current(pod):
             context.actions.append(DeletePod(pod.name, pod.uid, None, "the template has changed"))
 
 
@@ -182,15 +215,14 @@ def delete_waiting_pods(context: PlanContext) -> None:
 def create_missing_pods(context: PlanContext) -> None:
     """Creates the pods that are missing, all at once; none is waited for.
 
-    A name is free when the pod that had it is gone, not before.
+    A name is free when the pod that had it is gone, not before. And without a store a pod could
+    only wait for it, and give up.
     """
     memory, spec = context.status.memory, context.spec
     if any(problem.blocks for problem in context.observed.problems):
         context.wake_at(context.now + BLOCKED_JOB_INTERVAL)
         return
-    if not context.endpoint:
-        return
-    if context.ending:
+    if not context.endpoint or not context.store_serves or context.ending:
         return
     taken = {pod.index for pod in context.observed.pods}
     for index in range(context.wanted):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 CREATED, RUNNING, RESTARTING = "Created", "Running", "Restarting"
 SUSPENDED, SUCCEEDED, FAILED = "Suspended", "Succeeded", "Failed"
-CONDITIONS = (CREATED, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED)
+OUTDATED = "Outdated"
+CONDITIONS = (CREATED, RUNNING, RESTARTING, SUSPENDED, OUTDATED, SUCCEEDED, FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class PodSlot:
         until: when its successor may be created at the earliest, in seconds since 1970.
         code: its exit code; 0: it had none, or was taken away.
         why: for people; "" if we have ended it ourselves, as the spec asked.
+        round: the round that the job was in then; 0: none yet, or nobody has said.
     """
 
     uid: str
@@ -42,9 +44,22 @@ class PodSlot:
     until: int = 0
     code: int = 0
     why: str = ""
+    round: int = 0
 
 
-def _known(kind: type[PodSlot | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The last pod that was replaced because of its template.
+
+    Attributes:
+        round, nodes: the round that it was taken from, and how many nodes that had.
+    """
+
+    round: int
+    nodes: int
+
+
+def _known(kind: type[PodSlot | Roll | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept[name] for name in kind.__dataclass_fields__ if name in kept}
 
 
@@ -63,6 +78,8 @@ class Memory:
         counted: the restarts that agents reported last.
         stepped: when the step was last written, in seconds since 1970.
         told: the problems that there is an event about.
+        checked: the mark of the template that the API server has checked last.
+        roll: the last step of a rollout; None: there is none.
     """
 
     launch: tuple[int, ...] = ()
@@ -75,6 +92,8 @@ class Memory:
     counted: dict[str, int] = field(default_factory=dict)
     stepped: int = 0
     told: tuple[str, ...] = ()
+    checked: str = ""
+    roll: Roll | None = None
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Memory:
@@ -86,6 +105,8 @@ class Memory:
         slots = kept.get("slots", {})
         given["slots"] = {int(n): PodSlot(**_known(PodSlot, slot)) for n, slot in slots.items()}
         given["counted"] = dict(kept.get("counted", {}))
+        roll = kept.get("roll")
+        given["roll"] = Roll(**_known(Roll, roll)) if roll else None
         return cls(**given)
 
     def kept(self) -> dict[str, Any]:
@@ -202,6 +223,11 @@ class StatusBuilder:
         self.values["restartCount"] = sum(
             total[name] for name in RESTART_CLASSES if name != "planned"
         )
+
+    def clear_world(self) -> None:
+        """No pod trains."""
+        if self.values.get("worldSize"):
+            self.values["worldSize"] = 0
 
     def apply_report(self, report: AgentReport, last: bool = False) -> None:
         """Takes over what agents report.

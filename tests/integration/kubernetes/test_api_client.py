@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from elastic_runtime.controller.decide.job_spec import JOBS
+from elastic_runtime.controller.spec.job_spec import JOBS
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events import silent
 from elastic_runtime.kubernetes import api_client as api_module

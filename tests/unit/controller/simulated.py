@@ -16,6 +16,7 @@ from elastic_runtime.controller.decide.job_types import (
     Action,
     AgentReport,
     ApplyManifest,
+    CheckPod,
     CreatePod,
     DeleteJob,
     DeleteOwned,
@@ -39,16 +40,20 @@ class Cluster:
     Args:
         job: the ElasticJob.
         address: the cluster IP that a new Service gets; "" for none yet.
+        etcd_starts: the job's etcd is ready as soon as it is made; else it waits for ``run``.
     """
 
-    def __init__(self, job: Any, address: str = "10.0.0.7") -> None:
+    def __init__(self, job: Any, address: str = "10.0.0.7", etcd_starts: bool = True) -> None:
         self.job = copy.deepcopy(job)
         self.now = BEGINNING
         self.address = address
+        self.etcd_starts = etcd_starts
         self.pods: dict[str, PodView] = {}
         self.services: dict[str, str] = {}
         self.etcd: EtcdView | None = None
         self.pdb: int | None = None
+        self.guarded = False
+        self.checks = 0
         self.report: AgentReport | None = None
         self.problems: tuple[Problem, ...] = ()
         self.events: list[JobEvent] = []
@@ -69,6 +74,7 @@ class Cluster:
             services=dict(self.services),
             etcd=self.etcd,
             pdb=self.pdb,
+            etcd_guarded=self.guarded,
             report=self.report,
             problems=self.problems,
         )
@@ -112,9 +118,16 @@ class Cluster:
                 self._made += 1
                 attempt = int(labels["elastic.pytorch.org/attempt"])
                 uid = f"u{self._made}"
-                mark = action.manifest["metadata"]["annotations"]["elastic.pytorch.org/template"]
-                self.pods[name] = PodView(name, action.index, uid, attempt=attempt, template=mark)
+                notes = action.manifest["metadata"]["annotations"]
+                template = notes["elastic.pytorch.org/template"]
+                settings = notes["elastic.pytorch.org/settings"]
+                self.pods[name] = PodView(
+                    name, action.index, uid, attempt=attempt, template=template, settings=settings
+                )
                 self.manifests[name] = action.manifest
+            case CheckPod():
+                assert action.manifest["metadata"]["name"] not in self.pods
+                self.checks += 1
             case DeletePod():
                 self._delete(action)
             case ApplyManifest(manifest=manifest):
@@ -122,7 +135,10 @@ class Cluster:
             case DeleteOwned(kind="Service"):
                 del self.services[action.name]
             case DeleteOwned(kind="PodDisruptionBudget"):
-                self.pdb = None
+                if action.name.endswith("-etcd"):
+                    self.guarded = False
+                else:
+                    self.pdb = None
             case DeleteJob():
                 self.deleted = True
             case _:
@@ -134,10 +150,21 @@ class Cluster:
             headless = manifest["spec"].get("clusterIP") == "None"
             self.services[name] = "None" if headless else self.address
         elif kind == "PodDisruptionBudget":
-            self.pdb = manifest["spec"]["minAvailable"]
+            if name.endswith("-etcd"):
+                self.guarded = True
+            else:
+                self.pdb = manifest["spec"]["minAvailable"]
         else:
             self._made += 1
-            self.etcd = EtcdView(name, f"u{self._made}")
+            container, meta = manifest["spec"]["containers"][0], manifest["metadata"]
+            self.etcd = EtcdView(
+                name,
+                f"u{self._made}",
+                phase=RUNNING if self.etcd_starts else PENDING,
+                ready=self.etcd_starts,
+                template=meta["annotations"]["elastic.pytorch.org/template"],
+                image=container["image"],
+            )
 
     def _delete(self, action: DeletePod) -> None:
         if self.etcd and self.etcd.uid == action.uid:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import kubernetes_validate
 import pytest
 
-from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_spec import JobSpec
+from elastic_runtime.controller.decide import etcd_manifests, manifests
+from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.unit.deploy.test_crd import ALL_JOBS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def test_its_manifests_are_valid(job: Object) -> None:
         manifests.worker_pod(spec, 0, 0, spec.endpoint or "10.0.0.7:2379", (1, 2)),
         manifests.worker_service(spec),
         manifests.disruption_budget(spec),
-        manifests.etcd_pod(spec),
-        manifests.etcd_service(spec),
+        etcd_manifests.etcd_pod(spec),
+        etcd_manifests.etcd_service(spec),
     ):
         kubernetes_validate.validate(manifest, "1.34", strict=True)

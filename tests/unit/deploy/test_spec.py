@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.controller.decide.job_spec import InvalidSpec, JobSpec
+from elastic_runtime.controller.spec.job_spec import InvalidSpec, JobSpec
 from tests.unit.deploy import structural
 from tests.unit.deploy.admission import OPEN, elasticjob
 from tests.unit.deploy.test_crd import ALL_JOBS, BAD, GOOD, WORKER, changed, smallest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, parse_job
-from elastic_runtime.controller.decide.job_spec import LONGEST_NAME, InvalidSpec, JobSpec
+from elastic_runtime.controller.spec.job_spec import LONGEST_NAME, InvalidSpec, JobSpec
 from elastic_runtime.errors import UsageError
 
 MANIFEST = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_runtime.cli.kube.job_fields import check_fields
-from elastic_runtime.controller.decide.field_reader import InvalidSpec
+from elastic_runtime.controller.spec.field_reader import InvalidSpec
 from tests.unit.cli.kube.job_objects import a_job
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_runtime.cli.kube import job_report as states
 from elastic_runtime.cli.kube.job_report import bounds, event_lines, job_line, job_report, pod_line
-from elastic_runtime.controller.decide.job_spec import JobSpec
+from elastic_runtime.controller.spec.job_spec import JobSpec
 from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.cli.kube.job_objects import BORN, a_job, a_pod, an_event, conditions_of
 

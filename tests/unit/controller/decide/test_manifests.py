@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_spec import JobSpec
+from elastic_runtime.controller.decide import etcd_manifests, manifests
+from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.unit.controller.jobs import CLASSIC, UID, container, job
 
 
@@ -69,6 +69,7 @@ def test_a_pod_is_told_all_that_its_agent_needs() -> None:
     assert told == {
         "PET_LOCAL_ADDR": "$(POD_IP)",
         "ELASTIC_NODE_LIFE": "7",
+        "ELASTIC_TERMINATION_LOG": "/dev/termination-log",
         "PET_RDZV_BACKEND": "etcd-v3",
         "PET_RDZV_ENDPOINT": "10.0.0.7:2379",
         "PET_RDZV_ID": f"{UID}-1",
@@ -190,7 +191,7 @@ def test_the_disruption_budget_keeps_the_minimum() -> None:
 
 def test_nothing_of_the_workers_selects_etcd() -> None:
     spec = JobSpec.of(job(etcd={"image": "etcd:1"}))
-    etcd, behind = manifests.etcd_pod(spec), manifests.etcd_service(spec)
+    etcd, behind = etcd_manifests.etcd_pod(spec), etcd_manifests.etcd_service(spec)
     assert etcd["spec"]["containers"][0]["image"] == "etcd:1"
     assert behind["spec"]["selector"].items() <= etcd["metadata"]["labels"].items()
     for selected in (

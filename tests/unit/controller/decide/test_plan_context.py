@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.job_spec import JobSpec
 from elastic_runtime.controller.decide.job_types import (
     RUNNING,
     AgentReport,
@@ -16,6 +15,7 @@ from elastic_runtime.controller.decide.job_types import (
 )
 from elastic_runtime.controller.decide.plan_context import PlanContext
 from elastic_runtime.controller.decide.status_builder import StatusBuilder
+from elastic_runtime.controller.spec.job_spec import JobSpec
 from elastic_runtime.limits import POD_PAUSES
 from tests.unit.controller.jobs import job
 

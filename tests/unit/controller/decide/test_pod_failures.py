@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.job_spec import JobSpec
 from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED, PodView
 from elastic_runtime.controller.decide.pod_failures import Meaning, end_of
+from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.unit.controller.jobs import job
 
 DONE, REPLACE, LEAVE = Meaning.DONE, Meaning.REPLACE, Meaning.LEAVE

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide.field_reader import InvalidSpec, Section
+from elastic_runtime.controller.spec.field_reader import InvalidSpec, Section
+from elastic_runtime.controller.spec.pod_template import read_etcd_template, read_template
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes.api_resources import Resource
@@ -19,7 +20,7 @@ from elastic_runtime.kubernetes.api_resources import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_runtime.controller.decide.job_types import Json
+    from elastic_runtime.controller.spec.field_reader import Json
 
 __all__ = ["Checkpoint", "Etcd", "InvalidSpec", "JobSpec", "Rule"]
 
@@ -42,6 +43,9 @@ RESTART_ALWAYS, RESTART_ON_FAILURE, RESTART_NEVER, RESTART_BY_EXIT_CODE = (
 RESTART_POLICIES = (RESTART_ALWAYS, RESTART_ON_FAILURE, RESTART_NEVER, RESTART_BY_EXIT_CODE)
 CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE = "All", "Running", "None"
 CLEAN_POLICIES = (CLEAN_ALL, CLEAN_RUNNING, CLEAN_NONE)
+# What becomes of pods that run when what they are made from changes.
+ON_RECREATE, ROLLING = "OnRecreate", "Rolling"
+ROLLOUTS = (ON_RECREATE, ROLLING)
 # What a rule of the failure policy can ask for.
 FAIL_JOB, RESTART, IGNORE, COUNT = "FailJob", "Restart", "Ignore", "Count"
 RULE_ACTIONS = (FAIL_JOB, RESTART, IGNORE, COUNT)
@@ -107,11 +111,13 @@ class Etcd:
         image: of the job's own etcd; "" means the controller's default.
         tls_secret: a Secret with ``ca.crt``, ``tls.crt``, ``tls.key``; "" means no TLS.
         auth_secret: a Secret with ``username``, ``password``; "" means no password.
+        template: what is merged into the pod of the job's own etcd.
     """
 
     image: str = ""
     tls_secret: str = ""
     auth_secret: str = ""
+    template: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,8 @@ class JobSpec:
         deadline: seconds that the job may be active; None: for ever.
         backoff_limit: how often the whole job is started again after its code has failed.
         rules: ``failurePolicy``, in order.
+        rollout: ``OnRecreate``: pods that run keep the template that they were made from;
+            ``Rolling``: they are replaced, one after the other.
         checkpoint: where checkpoints go; None: the script knows.
         etcd: how etcd is run or reached.
     """
@@ -163,6 +171,7 @@ class JobSpec:
     deadline: int | None = None
     backoff_limit: int = 0
     rules: tuple[Rule, ...] = ()
+    rollout: str = ON_RECREATE
     checkpoint: Checkpoint | None = None
     etcd: Etcd = field(default_factory=Etcd)
 
@@ -197,7 +206,7 @@ class JobSpec:
             namespace=metadata.text("namespace") or "default",
             uid=metadata.text("uid"),
             generation=metadata.whole("generation") or 0,
-            template=_template(worker),
+            template=read_template(worker),
             endpoint=_endpoint(spec),
             backend=spec.choice("rdzvBackend", BACKENDS, ""),
             run_name=spec.text("rdzvId"),
@@ -214,6 +223,7 @@ class JobSpec:
             deadline=spec.whole("activeDeadlineSeconds", least=1, most=2**63 - 1),
             backoff_limit=spec.whole("backoffLimit") or 0,
             rules=tuple(_rules(spec)),
+            rollout=spec.choice("rollout", ROLLOUTS, ON_RECREATE),
             checkpoint=_checkpoint(spec),
             etcd=_etcd(spec),
         )
@@ -246,6 +256,12 @@ class JobSpec:
                         f"spec.{name}",
                         "it is about an etcd of yours: name that in rdzvEndpoint, or leave it out",
                     )
+        elif self.etcd.template:
+            raise InvalidSpec(
+                "spec.etcd.template",
+                "it is about the etcd that the controller runs for a job, and this job has one of "
+                "yours: leave out this field, or rdzvEndpoint",
+            )
         return self
 
     @property
@@ -324,38 +340,6 @@ def _nproc(spec: Section) -> str:
     return str(value)
 
 
-def _template(worker: Section) -> Json:
-    template = worker.section("template")
-    pod = template.section("spec")
-    containers = pod.items("containers")
-    path = f"{pod.path}.containers"
-    if not containers:
-        raise InvalidSpec(path, "the template needs a container")
-    for place, container in enumerate(containers):
-        each = Section.checked(container, f"{path}[{place}]")
-        if not each.text("name"):
-            raise InvalidSpec(f"{each.path}.name", "a container needs a name")
-        if not each.text("image"):
-            raise InvalidSpec(f"{each.path}.image", "a container needs an image")
-        for of_strings in ("args", "command"):
-            each.items(of_strings)
-        for of_objects in ("env", "volumeMounts"):
-            _named(each, of_objects)
-    for of_objects in ("volumes", "initContainers"):
-        _named(pod, of_objects)
-    pod.whole("terminationGracePeriodSeconds")
-    metadata = template.section("metadata", needed=False)
-    for of_texts in ("labels", "annotations"):
-        metadata.section(of_texts, needed=False)
-    return template.values
-
-
-def _named(section: Section, name: str) -> None:
-    """Checks that a field is a list of objects with names."""
-    for place, item in enumerate(section.items(name)):
-        Section.checked(item, f"{section.path}.{name}[{place}]").text("name")
-
-
 def _rules(spec: Section) -> Iterator[Rule]:
     policy = spec.section("failurePolicy", needed=False)
     for place, item in enumerate(policy.items("rules")):
@@ -393,4 +377,7 @@ def _checkpoint(spec: Section) -> Checkpoint | None:
 def _etcd(spec: Section) -> Etcd:
     section = spec.section("etcd", needed=False)
     tls, auth = (section.section(name, needed=False) for name in ("tls", "auth"))
-    return Etcd(section.text("image"), tls.text("secretName"), auth.text("secretName"))
+    template = section.section("template", needed=False)
+    read_etcd_template(template)
+    secrets = tls.text("secretName"), auth.text("secretName")
+    return Etcd(section.text("image"), *secrets, template.values)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.field_reader import InvalidSpec, Section
+from elastic_runtime.controller.spec.field_reader import InvalidSpec, Section
 
 SPEC = {
     "size": 3,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.job_spec import Checkpoint, Etcd, InvalidSpec, JobSpec, Rule
+from elastic_runtime.controller.spec.job_spec import Checkpoint, Etcd, InvalidSpec, JobSpec, Rule
 from tests.unit.controller.jobs import CLASSIC, UID, container, job
 
 

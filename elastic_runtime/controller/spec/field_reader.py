@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_runtime.errors import UsageError
 
-if TYPE_CHECKING:
-    from elastic_runtime.controller.decide.job_types import Json
+Json = Mapping[str, Any]
 
 
 class InvalidSpec(UsageError):
