@@ -239,6 +239,10 @@ STATUS_STEP_INTERVAL = 30.0
 REPORT_INTERVAL = 5.0
 FIRST_REPORT_INTERVAL = 0.5
 NO_REPORT_PAUSES = Backoff(first=1.0, longest=60.0)
+# ... no longer than the second pause while a pod may still be starting: so long after its pods have
+# changed (seconds). A worker image takes its time to import torch.
+STARTING_PODS_TIME = 120.0
+STARTING_PODS_PAUSE = 2.0
 # An agent that reports at all does so within this time (seconds).
 FIRST_REPORT_TIMEOUT = 15.0
 # An agent whose predecessor did not reach the store is believed to run after so long (seconds), if

@@ -15,6 +15,8 @@ from elastic_runtime.limits import (
     FIRST_REPORT_INTERVAL,
     NO_REPORT_PAUSES,
     REPORT_INTERVAL,
+    STARTING_PODS_PAUSE,
+    STARTING_PODS_TIME,
     STATUS_STEP_INTERVAL,
 )
 
@@ -41,12 +43,14 @@ class Polling:
         due: when to ask again.
         failures: times in a row without any answer.
         reported_at: when its last report was passed on.
+        since: when its pods were these for the first time.
     """
 
     addresses: tuple[str, ...]
     due: float
     failures: int = 0
     reported_at: float = 0.0
+    since: float = 0.0
 
 
 class AgentReports:
@@ -100,7 +104,7 @@ class AgentReports:
                 self._asked.pop(key, None)
             elif asked is None or asked.addresses != addresses:
                 reported_at = asked.reported_at if asked else 0.0
-                self._asked[key] = Polling(addresses, now, reported_at=reported_at)
+                self._asked[key] = Polling(addresses, now, reported_at=reported_at, since=now)
 
     async def _ask(self, session: aiohttp.ClientSession, key: Key) -> None:
         asked = self._asked[key]
@@ -115,6 +119,8 @@ class AgentReports:
         if report is None:
             failures = asked.failures + 1
             pause = NO_REPORT_PAUSES.pause(failures)
+            if now - asked.since < STARTING_PODS_TIME:
+                pause = min(pause, STARTING_PODS_PAUSE)
             self._asked[key] = replace(asked, due=now + pause, failures=failures)
             if failures > 1 and key in self._state.reports:
                 del self._state.reports[key]
@@ -132,6 +138,8 @@ class AgentReports:
         before = self._state.reports.get(key)
         if before is None or _round_of(before) != _round_of(report):
             return True
+        if before.step < 0 <= report.step:
+            return True  # the first one: that it trains is news
         return before != report and age >= STATUS_STEP_INTERVAL
 
     async def _fetch(self, session: aiohttp.ClientSession, address: str) -> AgentReport | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ from elastic_runtime.controller.decide.job_types import (
     DeletePod,
     Problem,
 )
-from elastic_runtime.controller.decide.rollout import REFUSED
-from elastic_runtime.controller.spec.job_spec import JOBS, TEMPLATE
+from elastic_runtime.controller.decide.rollout import refusal
+from elastic_runtime.controller.spec.job_spec import JOBS
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
 
@@ -167,20 +166,7 @@ def _problem(error: ApiError) -> Problem:
     if error.quota_exceeded:
         return Problem("QuotaExceeded", f"{said}; trying again")
     if error.malformed:
-        return _malformed(error)
+        return refusal(error.message)
     if error.code == 403:
         return Problem("Forbidden", f"{said}; trying again")
     return Problem("Rejected", f"the API server refuses what the job asks for: {error.message}")
-
-
-# As the API server names fields of a pod: 'unknown field "spec.containers[0].arg"', and
-# 'spec.containers[0].env[1].name: Required value'.
-_FIELD = re.compile(r'(?:unknown|duplicate) field "([^"]+)"|: ?((?:spec|metadata)[\w.\[\]/"-]*): ')
-
-
-def _malformed(error: ApiError) -> Problem:
-    """What is wrong with a pod, by the field of the template that it comes from."""
-    said = error.message.partition("strict decoding error: ")[2] or error.message
-    found = _FIELD.search(f": {said}")
-    field = f"{TEMPLATE}.{found[1] or found[2]}" if found else TEMPLATE
-    return Problem(REFUSED, f"the API server refuses a pod of this template: {said}", field)

@@ -55,6 +55,6 @@ def _count(said: Mapping[str, Any], name: str, unknown: int = 0) -> int:
     value = said.get(name)
     if value is None:
         return unknown
-    if not isinstance(value, int) or not unknown <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not unknown <= value <= _MOST:
         raise ValueError(f"{name} is no count")
     return value

@@ -17,7 +17,7 @@ from elastic_runtime.controller.read_report import read_last_report
 from elastic_runtime.controller.spec.job_spec import CONTAINER
 from elastic_runtime.controller.spec.pod_template import ETCD_CONTAINER
 from elastic_runtime.kubernetes.api_times import parse_time
-from elastic_runtime.protocol.last_words import read_last_words
+from elastic_runtime.reporting.last_words import read_last_words
 
 Json = Mapping[str, Any]
 Key = tuple[str, str]  # namespace and name of an ElasticJob

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# The lists whose objects have names of their own; a volume has one source, so that another one
+# takes its place as a whole.
+_MERGED_BY_NAME = ("containers", "initContainers", "env")
+_REPLACED_BY_NAME = ("volumes", "imagePullSecrets")
+
 
 def merge_pod(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A pod, or a part of one, with what was given on top.
 
-    Objects are merged field by field. Lists of objects with names (containers, volumes, variables)
-    are merged by name, and what is new comes last; every other list, and every value, takes the
-    place of what was there. A field that is null is removed. This is what a strategic merge patch
-    of Kubernetes does with the fields that people set; lists that have another key there (ports,
-    mounts, tolerations) are replaced as a whole.
+    Objects are merged field by field. Containers and variables are merged by name; a volume takes
+    the place of the one of its name; what is new comes last. Every other list (ports, mounts,
+    tolerations), and every value, takes the place of what was there. A value that is null is
+    removed.
 
     Args:
         base: what is there; it is left as it is.
@@ -21,29 +25,27 @@ def merge_pod(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     """
     merged = dict(base)
     for name, value in given.items():
-        if value is None:
+        if name in (*_MERGED_BY_NAME, *_REPLACED_BY_NAME):
+            merged[name] = _by_name(base.get(name) or [], value or [], name in _MERGED_BY_NAME)
+        elif value is None:
             merged.pop(name, None)
+        elif isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
+            merged[name] = merge_pod(base[name], value)
         else:
-            merged[name] = _merged(base.get(name), value)
+            merged[name] = value
     return merged
 
 
-def _merged(old: Any, new: Any) -> Any:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return merge_pod(old, new)
-    if _is_named(old) and _is_named(new):
-        return _by_name(old, new)
-    return new
-
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, Mapping) and "name" in item for item in value
-    )
-
-
-def _by_name(old: list[Mapping[str, Any]], new: list[Mapping[str, Any]]) -> list[Any]:
-    named = {item["name"]: dict(item) for item in old}
+def _by_name(old: list[Any], new: list[Any], merging: bool) -> list[Any]:
+    """Both lists, without two objects of one name; what has no name stays as it is."""
+    found = list(old)
+    places = {item.get("name"): place for place, item in enumerate(old)}
     for item in new:
-        named[item["name"]] = merge_pod(named.get(item["name"], {}), item)
-    return list(named.values())
+        place = places.get(item.get("name")) if item.get("name") else None
+        before = found[place] if place is not None and merging else {}
+        made = merge_pod(before, item)
+        if place is None:
+            found.append(made)
+        else:
+            found[place] = made
+    return found

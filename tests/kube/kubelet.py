@@ -51,7 +51,15 @@ class Kubelet:
             ready,
         )
 
-    def finish(self, namespace: str, name: str, code: int, reason: str = "", log: str = "") -> None:
+    def finish(
+        self,
+        namespace: str,
+        name: str,
+        code: int,
+        reason: str = "",
+        log: str = "",
+        message: str = "",
+    ) -> None:
         """A pod's containers have ended.
 
         Args:
@@ -59,7 +67,8 @@ class Kubelet:
             name: of the pod.
             code: what they exited with.
             reason: of the container's end, such as ``OOMKilled``.
-            log: their last words.
+            log: what they have written at the end.
+            message: their termination message.
         """
         if log:
             self.write(namespace, name, log)
@@ -68,6 +77,7 @@ class Kubelet:
             "reason": reason or ("Completed" if code == 0 else "Error"),
             "startedAt": self._started(namespace, name),
             "finishedAt": now(),
+            **({"message": message} if message else {}),
         }
         self._show(
             namespace,

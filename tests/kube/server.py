@@ -15,6 +15,7 @@ from aiohttp import web
 from tests.kube import patches
 from tests.kube.kinds import POD, Catalogue, Kind
 from tests.kube.store import Change, Object, Refusal, Store, key_of, now
+from tests.kube.strictness import check_strictly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,6 +236,10 @@ class ApiServer:
             if request.verb == "list":
                 return 200, self._list(request)
             if request.verb == "create":
+                if request.query.get("fieldValidation") == "Strict":
+                    check_strictly(kind, body)
+                if request.query.get("dryRun") == "All":
+                    return 201, body
                 return 201, store.create(kind, where, body)
             if request.verb == "deletecollection":
                 for item in self._list(request)["items"]:

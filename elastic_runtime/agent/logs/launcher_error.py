@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
-from elastic_runtime.protocol.last_words import ENV_LAST_WORDS, last_words
+from elastic_runtime.reporting.last_words import ENV_LAST_WORDS, last_words
 from elastic_runtime.worker.worker_main import ENV_ERROR_FILE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def leave_error(summary: str, *, traceback: str = "", moment: float = 0.0, code:
 
 
 def leave_last_words(message: str, report: Mapping[str, Any] | None = None) -> None:
-    """Writes the last words of this process, if they are asked for (``protocol.last_words``).
+    """Writes the last words of this process, if they are asked for (``reporting.last_words``).
 
     Args:
         message: for people.

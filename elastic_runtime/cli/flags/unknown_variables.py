@@ -9,8 +9,8 @@ from elastic_runtime.cli.flags.setting_sources import VARIABLES, Level
 from elastic_runtime.endpoint import PASSWORD_VARIABLE
 from elastic_runtime.errors import did_you_mean
 from elastic_runtime.protocol import messages
-from elastic_runtime.protocol.last_words import ENV_LAST_WORDS
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS
+from elastic_runtime.reporting.last_words import ENV_LAST_WORDS
 from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT
 
 if TYPE_CHECKING:

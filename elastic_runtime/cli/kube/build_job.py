@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.kube.job_fields import check_fields
@@ -18,6 +18,7 @@ from elastic_runtime.controller.spec.job_spec import (
 )
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes.cluster_access import need
+from elastic_runtime.kubernetes.pod_merge import merge_pod
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +53,7 @@ class Submission:
         spares: pods beyond the maximum.
         max_restarts: failures of the script after which it is restarted.
         endpoint: an etcd that is there already.
+        pod_spec: a pod template that is merged into what follows from the rest.
     """
 
     script: str
@@ -72,6 +74,7 @@ class Submission:
     spares: int | None = None
     max_restarts: int | None = None
     endpoint: str = ""
+    pod_spec: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_job(asked: Submission) -> Object:
@@ -95,7 +98,7 @@ def make_job(asked: Submission) -> Object:
         "rdzvEndpoint": asked.endpoint or None,
         "checkpoint": _checkpoint(asked.checkpoint),
     }
-    worker = {"replicas": size, "template": {"spec": {"containers": [_container(asked)]}}}
+    worker = {"replicas": size, "template": merge_pod({"spec": _pod(asked)}, asked.pod_spec)}
     return checked_job(
         {
             "apiVersion": _API_VERSION,
@@ -131,6 +134,30 @@ def name_after(script: str, suffix: str, module: bool = False) -> str:
     return f"{stem[: LONGEST_NAME - _SUFFIX].strip('-')}-{suffix}"
 
 
+def parse_pod(text: str, where: str) -> Object:
+    """Reads what else a pod has: its fields, or a template with ``spec`` and perhaps ``metadata``.
+
+    Args:
+        text: YAML or JSON.
+        where: it comes from, for messages.
+
+    Returns:
+        A template.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    documents = _documents(text, where)
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        raise UsageError(f"{where} is to hold one object: what stands under spec: of a pod")
+    [given] = documents
+    if "spec" not in given:
+        return {"spec": given}
+    if unknown := given.keys() - {"apiVersion", "kind", "metadata", "spec"}:
+        raise UsageError(f"{where} has a spec, so that {min(unknown)!r} beside it has no meaning")
+    return {name: given[name] for name in ("metadata", "spec") if given.get(name) is not None}
+
+
 def parse_job(text: str, where: str, namespace: str = "") -> Object:
     """Reads the manifest of one ElasticJob.
 
@@ -143,11 +170,7 @@ def parse_job(text: str, where: str, namespace: str = "") -> Object:
         UsageError: it is not an ElasticJob, or not one only.
         InvalidSpec: a field of it is unknown, or cannot be what it says.
     """
-    yaml = need("yaml")
-    try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise UsageError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+    documents = _documents(text, where)
     if not documents:
         raise UsageError(f"{where} is empty: submit takes the manifest of one ElasticJob")
     if len(documents) != 1:
@@ -177,6 +200,14 @@ def parse_job(text: str, where: str, namespace: str = "") -> Object:
     return checked_job(job)
 
 
+def _documents(text: str, where: str) -> list[Any]:
+    yaml = need("yaml")
+    try:
+        return [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise UsageError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+
+
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
@@ -194,6 +225,21 @@ def _checkpoint(place: str) -> dict[str, str] | None:
     return {"claimName": place}
 
 
+def _pod(asked: Submission) -> dict[str, Any]:
+    """The pod of a job: what a namespace demands that admits only ``restricted`` pods.
+
+    https://kubernetes.io/docs/concepts/security/pod-security-standards
+    """
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(asked)],
+    }
+
+
 def _container(asked: Submission) -> dict[str, Any]:
     if asked.script.startswith("-"):
         raise UsageError(f"{asked.script!r} is no script: options of submit come before the --")
@@ -205,6 +251,10 @@ def _container(asked: Submission) -> dict[str, Any]:
             "args": [*entry, *asked.args],
             "env": [_variable(text) for text in asked.env] or None,
             "resources": _resources(asked),
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            },
         }
     )
 

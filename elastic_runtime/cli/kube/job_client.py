@@ -15,7 +15,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from elastic_runtime.controller.decide.manifests import GROUP_LABEL, JOB_LABEL
-from elastic_runtime.controller.spec.job_spec import API_GROUP, JOBS
+from elastic_runtime.controller.decide.rollout import check_pod, refusal
+from elastic_runtime.controller.spec.job_spec import API_GROUP, JOBS, JobSpec
 from elastic_runtime.errors import ClusterUnreachable, ElasticError, UsageError
 from elastic_runtime.kubernetes.api_errors import NOT_KUBERNETES, ApiError
 from elastic_runtime.kubernetes.api_resources import EVENTS, PODS
@@ -146,6 +147,24 @@ class JobClient:
         """
         with self._asking(_Request(_Verb.CREATE, _JOBS, job["metadata"].get("name", ""))):
             return self._run(self._client.create(JOBS, self.namespace, job))
+
+    def check(self, job: Object) -> None:
+        """Has the API server check the pods that a job would have, as far as it lets us.
+
+        It drops a field that it does not know from what is created, and says so to nobody.
+
+        Raises:
+            UsageError: a field of the template is unknown, or cannot be what it says.
+        """
+        metadata = {"namespace": self.namespace, **job["metadata"]}
+        pod = check_pod(JobSpec.of({**job, "metadata": metadata}))
+        del pod["metadata"]["ownerReferences"]  # there is no job yet
+        try:
+            self._run(self._client.check(PODS, self.namespace, pod))
+        except ApiError as error:
+            if error.malformed:
+                raise UsageError(str(refusal(error.message))) from None
+            # Who may create jobs may not create pods everywhere; the controller checks it then.
 
     def change(self, name: str, patch: Mapping[str, Any]) -> None:
         """Merges a patch into a job."""

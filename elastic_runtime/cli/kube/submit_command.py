@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, parse_job
+from elastic_runtime.cli.kube.build_job import (
+    Submission,
+    make_job,
+    name_after,
+    parse_job,
+    parse_pod,
+)
 from elastic_runtime.cli.kube.command_options import cluster_options, connect
 from elastic_runtime.cli.kube.job_client import JobClient, NoSuchJob
 from elastic_runtime.cli.kube.job_report import FAILED, UNSEEN, JobLine, job_line
@@ -60,6 +66,7 @@ class _Submit(click.Command):
     "--max-restarts", type=click.IntRange(0), help="restarts after failures of the script"
 )
 @click.option("--rdzv-endpoint", "endpoint", default="", help="an etcd; the job gets one otherwise")
+@click.option("--pod-spec", help="a file with what else pods have; it is merged into theirs")
 @click.option("--dry-run", is_flag=True, help="only print the job")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="print the job")
 @click.option("--wait", is_flag=True, help="until the job ends; 1 if it fails")
@@ -70,14 +77,15 @@ def submit(
     """Starts SCRIPT, with its ARGS, as an elastic job on a cluster.
 
     SCRIPT is a path inside the image, not on this machine. Write -- before ARGS that begin with a
-    dash. What has no flag here goes into a manifest: print one with --dry-run, and submit it
-    with -f.
+    dash. What has no flag here goes into --pod-spec, or into a manifest: print one with --dry-run,
+    and submit it with -f.
     """
     job = _job_of(ref, file, flags)
     if dry_run:
         _print_object(job, output or "yaml")
         return
     client = connect(ref)
+    client.check(job)
     made = client.create(job)
     name = made["metadata"]["name"]
     if output:
@@ -110,7 +118,9 @@ def _job_of(ref: ClusterRef, file: str | None, flags: dict[str, Any]) -> Object:
         )
     suffix = secrets.token_hex(_SUFFIX)
     name = flags["name"] or name_after(flags["script"], suffix, flags["module"])
-    return make_job(Submission(**{**flags, "name": name, "namespace": ref.namespace}))
+    pod = flags["pod_spec"] and parse_pod(*_text_of(flags["pod_spec"]))
+    said = {**flags, "pod_spec": pod or {}, "name": name, "namespace": ref.namespace}
+    return make_job(Submission(**said))
 
 
 def _spelled(name: str) -> str:

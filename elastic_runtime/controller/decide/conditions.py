@@ -131,9 +131,11 @@ def _is_unplaced(context: PlanContext, pod: PodView | EtcdView) -> bool:
     if not pod.unschedulable:
         return False
     due = pod.unplaced_since + PLACEMENT_TIMEOUT
-    if due > context.now:
+    # What is further ahead was said by a clock that is wrong.
+    if 0 < due - context.now <= PLACEMENT_TIMEOUT:
         context.wake_at(due)
-    return due <= context.now
+        return False
+    return True
 
 
 def _store_problems(context: PlanContext) -> list[Problem]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.spec.job_spec import API_GROUP, KIND, VERSION, JobSpec
 from elastic_runtime.defaults import ETCD_PORT
-from elastic_runtime.protocol.last_words import ENV_LAST_WORDS
+from elastic_runtime.reporting.last_words import ENV_LAST_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

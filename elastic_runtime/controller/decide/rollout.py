@@ -11,22 +11,53 @@ on without a pod, and never fewer than ``minReplicas`` run.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod
+from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod, Problem
 from elastic_runtime.controller.decide.status_builder import OUTDATED, PodSlot, Roll
-from elastic_runtime.controller.spec.job_spec import ROLLING
+from elastic_runtime.controller.spec.job_spec import ROLLING, TEMPLATE
 from elastic_runtime.limits import SHORT_POD_LIFE
 
 if TYPE_CHECKING:
-    from elastic_runtime.controller.decide.job_types import PodView
+    from elastic_runtime.controller.decide.job_types import Json, PodView
     from elastic_runtime.controller.decide.plan_context import PlanContext
+    from elastic_runtime.controller.spec.job_spec import JobSpec
 
 REFUSED = "TemplateRefused"
 
 # A dry run reaches nobody, but an endpoint must look like one.
 _NOWHERE = "etcd:2379"
+# As the API server names fields of a pod: 'unknown field "spec.containers[0].arg"', and
+# 'spec.containers[0].env[1].name: Required value'.
+_FIELD = re.compile(r'(?:unknown|duplicate) field "([^"]+)"|: ?((?:spec|metadata)[\w.\[\]/"-]*): ')
+
+
+def check_pod(spec: JobSpec, attempt: int = 0, endpoint: str = "") -> Json:
+    """The pod by which a template is checked, under a name that no pod has.
+
+    Args:
+        spec: the job.
+        attempt: which start of the whole job it would be for.
+        endpoint: where its workers would meet.
+    """
+    bounds = spec.minimum, spec.maximum
+    manifest = manifests.worker_pod(spec, 0, attempt, endpoint or _NOWHERE, bounds)
+    metadata = {**manifest["metadata"], "name": f"{spec.name}-worker-check"}
+    return {**manifest, "metadata": metadata}
+
+
+def refusal(said: str) -> Problem:
+    """What is wrong with a pod, by the field of the template that it comes from.
+
+    Args:
+        said: by the API server.
+    """
+    said = said.partition("strict decoding error: ")[2] or said
+    found = _FIELD.search(f": {said}")
+    field = f"{TEMPLATE}.{found[1] or found[2]}" if found else TEMPLATE
+    return Problem(REFUSED, f"the API server refuses a pod of this template: {said}", field)
 
 
 def check_template(context: PlanContext) -> None:
@@ -39,10 +70,7 @@ def check_template(context: PlanContext) -> None:
     mark = f"{manifests.template_mark(spec)}-{manifests.settings_mark(spec)}"
     if memory.checked == mark:
         return
-    endpoint = context.endpoint or _NOWHERE
-    manifest = manifests.worker_pod(spec, 0, context.status.attempt, endpoint, context.launch)
-    name = f"{spec.name}-worker-check"
-    manifest = {**manifest, "metadata": {**manifest["metadata"], "name": name}}
+    manifest = check_pod(spec, context.status.attempt, context.endpoint)
     check = CheckPod(manifest, "the template is new")
     place = len(context.actions) if context.observed.pods else 0
     context.actions.insert(place, check)
@@ -67,6 +95,8 @@ def roll_out(context: PlanContext) -> None:
     old, status = context.outdated, context.status
     status.values["updatedReplicas"] = len(context.running) - len(old)
     if not old:
+        if any(pod.deleting and not context.is_current(pod) for pod in context.pods):
+            return  # the last one is leaving
         status.memory.roll = None
         status.set_condition(OUTDATED, False, "UpToDate", "all pods have the present template")
         return

@@ -6,6 +6,7 @@ cannot read it does not say where it stands; so they are read here.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 ETCD_CONTAINER = "etcd"
 
 # Kubernetes' "Quantity": https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity
-_AMOUNT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?\d+)?")
+_AMOUNT = re.compile(
+    r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?[0-9]+)?"
+)
 
 
 def read_template(worker: Section) -> Json:
@@ -54,15 +57,17 @@ def read_etcd_template(template: Section) -> None:
     pod = template.section("spec", needed=False)
     for each in _containers(pod, "containers"):
         name = each.text("name")
-        if name != ETCD_CONTAINER and not each.text("image"):
+        if not name or (name != ETCD_CONTAINER and not each.text("image")):
             raise InvalidSpec(
                 f"{each.path}.name",
-                f"etcd runs in the container {ETCD_CONTAINER!r}; another one needs an image",
+                f"etcd runs in the container {ETCD_CONTAINER!r}; another one needs a name and an "
+                "image",
             )
     _check_pod(template, pod)
 
 
 def _check_pod(template: Section, pod: Section) -> None:
+    list(_named(pod, "imagePullSecrets"))
     _containers(pod, "initContainers")
     for volume in _named(pod, "volumes"):
         empty = volume.section("emptyDir", needed=False)
@@ -89,9 +94,9 @@ def _containers(pod: Section, kind: str) -> list[Section]:
 
 
 def _check_amount(amount: Any, path: str) -> None:
-    if amount is None or (isinstance(amount, int | float) and not isinstance(amount, bool)):
+    if isinstance(amount, int | float) and not isinstance(amount, bool) and math.isfinite(amount):
         return
-    if not isinstance(amount, str) or not _AMOUNT.fullmatch(amount):
+    if amount is not None and not (isinstance(amount, str) and _AMOUNT.fullmatch(amount)):
         raise InvalidSpec(path, f"{amount!r} is no amount: write 500m, 2, 512Mi or 8Gi")
 
 

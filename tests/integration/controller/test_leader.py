@@ -59,6 +59,8 @@ def test_a_restart_in_the_middle_makes_nothing_twice(
     cluster.kubelet.runs = False
     first = start(*_LEASE)
     submit(replicas=4)
+    cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "the etcd that the pods wait for")
+    cluster.kubelet.run(NAMESPACE, "digits-etcd")
     cluster.wait_for(lambda: cluster.pods("digits"), "the first of the pods")
     first.end(signal.SIGKILL)
     before = uids(cluster)

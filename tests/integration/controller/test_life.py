@@ -46,6 +46,7 @@ def test_a_job_comes_up(cluster: FakeCluster, running: Run) -> None:
         ("Pod", "digits-etcd"),
         *(("Pod", f"digits-worker-{index}") for index in range(3)),
         ("PodDisruptionBudget", "digits"),
+        ("PodDisruptionBudget", "digits-etcd"),  # there is one node, for all of them
         ("Service", "digits"),
         ("Service", "digits-etcd"),
     ]

@@ -28,6 +28,7 @@ from elastic_runtime.controller.decide.job_types import (
     PodView,
     Problem,
 )
+from elastic_runtime.controller.decide.rollout import REFUSED
 from tests.unit.controller.jobs import job
 
 BEGINNING = 1_750_000_000.0
@@ -103,10 +104,15 @@ class Cluster:
         for _ in range(_MANY):
             before = self.status
             plan = self.step()
-            if self.deleted or (not plan.actions and plan.status == before):
+            if self.deleted or (not self._to_do(plan) and plan.status == before):
                 assert not plan.events, "something is announced again and again"
                 return plan
         raise AssertionError(f"no end of {plan.actions} in {plan.status}")
+
+    def _to_do(self, plan: JobPlan) -> list[Action]:
+        """What is left to do; a template that was refused is checked again with pauses."""
+        refused = any(problem.reason == REFUSED for problem in self.problems)
+        return [one for one in plan.actions if not (refused and isinstance(one, CheckPod))]
 
     def _do(self, action: Action) -> None:
         match action:
@@ -265,7 +271,7 @@ class Cluster:
                     waiting_reason="",
                 )
         if self.etcd and self.etcd.phase == PENDING:
-            self.etcd = replace(self.etcd, phase=RUNNING, ready=True)
+            self.etcd = replace(self.etcd, phase=RUNNING, ready=True, waiting_reason="")
 
     def end(self, index: int, code: int | None, reason: str = "") -> None:
         """A pod ends by itself."""

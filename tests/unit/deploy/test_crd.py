@@ -72,6 +72,7 @@ def test_submit_knows_the_same_fields() -> None:
     # What Kubernetes itself defines, and what users do not write.
     template = FIELDS["spec"]["replicaSpecs"]["Worker"]["template"]
     defined["spec"]["replicaSpecs"]["Worker"]["template"] = template
+    defined["spec"]["etcd"]["template"] = template
     defined |= {"metadata": FIELDS["metadata"], "status": FIELDS["status"]}
     assert defined == FIELDS
 
@@ -144,6 +145,7 @@ def test_the_smallest_job() -> None:
         "suspend": False,
         "cleanPodPolicy": "Running",
         "backoffLimit": 0,
+        "rollout": "OnRecreate",
         "replicaSpecs": {
             "Worker": {
                 "restartPolicy": "OnFailure",
@@ -180,6 +182,8 @@ GOOD: list[tuple[str, Any]] = [
     ("spec.activeDeadlineSeconds", 2**40),
     ("spec.backoffLimit", 3),
     ("spec.etcd", {"image": "etcd:v3.5"}),
+    ("spec.etcd", {"template": {"spec": {"priorityClassName": "high"}}}),
+    ("spec.rollout", "Rolling"),
     ("spec.schedulingPolicy", {"minAvailable": 2}),
     ("spec.checkpoint", {"claimName": "runs", "mountPath": "/data/runs"}),
     ("spec.failurePolicy.rules", [{"onReasons": ["Evicted"], "action": "Restart"}]),
@@ -257,6 +261,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.spares", -1, "spec.spares"),
     ("spec.maxRestarts", -1, "spec.maxRestarts"),
     ("spec.suspend", "yes", "spec.suspend"),
+    ("spec.rollout", "Sometimes", "spec.rollout"),
     ("spec.cleanPodPolicy", "Some", "spec.cleanPodPolicy"),
     ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished"),
     ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds"),

@@ -111,6 +111,7 @@ def test_open_parts_are_the_pod_and_what_is_ignored() -> None:
     template = ".replicaSpecs.Worker.template"
     assert found == {
         *IGNORED,
+        ".etcd.template",
         template,
         f"{template}.spec",
         f"{template}.spec.containers[]",

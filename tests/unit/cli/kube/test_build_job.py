@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.cli.kube.build_job import Submission, make_job, name_after, parse_job
+from elastic_runtime.cli.kube.build_job import (
+    Submission,
+    make_job,
+    name_after,
+    parse_job,
+    parse_pod,
+)
 from elastic_runtime.controller.spec.job_spec import LONGEST_NAME, InvalidSpec, JobSpec
 from elastic_runtime.errors import UsageError
 
@@ -26,6 +32,11 @@ spec:
           containers:
             - {name: elasticjob-worker, image: "x:1", args: [train.py]}
 """
+
+
+# What the standard "restricted" demands of a pod and of its containers.
+RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def _job(**flags: Any) -> dict[str, Any]:
@@ -71,6 +82,8 @@ def test_every_flag_has_its_place() -> None:
                     "replicas": 3,
                     "template": {
                         "spec": {
+                            "automountServiceAccountToken": False,
+                            "securityContext": RESTRICTED_POD,
                             "containers": [
                                 {
                                     "name": "elasticjob-worker",
@@ -84,8 +97,9 @@ def test_every_flag_has_its_place() -> None:
                                         "requests": {"cpu": "500m", "memory": "8Gi"},
                                         "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"},
                                     },
+                                    "securityContext": RESTRICTED_CONTAINER,
                                 }
-                            ]
+                            ],
                         }
                     },
                 }
@@ -98,7 +112,52 @@ def test_what_was_not_said_is_not_there() -> None:
     job = _job()
     assert job["metadata"] == {"name": "one"}
     assert job["spec"].keys() == {"minReplicas", "maxReplicas", "replicaSpecs"}
-    assert _container(job).keys() == {"name", "image", "args"}
+    assert _container(job).keys() == {"name", "image", "args", "securityContext"}
+
+
+def test_what_else_a_pod_has_is_merged_into_it() -> None:
+    text = """
+nodeSelector: {pool: gpu}
+securityContext: {runAsNonRoot: false}
+containers:
+  - name: elasticjob-worker
+    env: [{name: A, value: c}, {name: B, value: d}]
+  - {name: proxy, image: "proxy:1"}
+"""
+    job = _job(env=("A=b",), memory="8Gi", pod_spec=parse_pod(text, "pod.yaml"))
+    spec = job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"pool": "gpu"}
+    assert spec["securityContext"]["runAsNonRoot"] is False
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    worker, proxy = spec["containers"]
+    assert worker["env"] == [{"name": "A", "value": "c"}, {"name": "B", "value": "d"}]
+    assert (worker["image"], worker["resources"]["limits"]) == ("x:1", {"memory": "8Gi"})
+    assert proxy == {"name": "proxy", "image": "proxy:1"}
+
+
+def test_a_template_has_labels_too() -> None:
+    text = "metadata: {labels: {team: a}}\nspec: {priorityClassName: high}"
+    job = _job(pod_spec=parse_pod(text, "pod.yaml"))
+    template = job["spec"]["replicaSpecs"]["Worker"]["template"]
+    assert template["metadata"] == {"labels": {"team": "a"}}
+    assert template["spec"]["priorityClassName"] == "high"
+    assert _container(job)["image"] == "x:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "one object"),
+        ("- a", "one object"),
+        ("a: 1\n---\nb: 2", "one object"),
+        ("a: [", "is not YAML"),
+        ("spec: {}\ncontainers: []", "'containers'"),
+    ],
+)
+def test_what_is_no_pod_is_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as error:
+        parse_pod(text, "pod.yaml")
+    assert "pod.yaml" in str(error.value)
 
 
 @pytest.mark.parametrize(

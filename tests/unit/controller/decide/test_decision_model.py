@@ -5,6 +5,7 @@ The rules themselves are checked by ``simulated.Cluster`` at each plan.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from elastic_runtime.controller.decide.job_types import (
     PodView,
     Problem,
 )
+from elastic_runtime.controller.decide.rollout import REFUSED
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster
 
@@ -50,6 +52,8 @@ class Life(RuleBasedStateMachine):
         rules=st.sampled_from([[], RULES]),
         endpoint=st.sampled_from([None, "etcd:2379"]),
         address=st.sampled_from(["", "10.0.0.7"]),
+        rollout=st.sampled_from(["OnRecreate", "Rolling"]),
+        etcd_starts=st.booleans(),
     )
     def submit(
         self,
@@ -65,6 +69,8 @@ class Life(RuleBasedStateMachine):
         rules: list[Any],
         endpoint: str | None,
         address: str,
+        rollout: str,
+        etcd_starts: bool,
     ) -> None:
         made = job(
             replicas=low + min(over, more),
@@ -78,8 +84,9 @@ class Life(RuleBasedStateMachine):
             ttlSecondsAfterFinished=ttl,
             failurePolicy={"rules": rules},
             rdzvEndpoint=endpoint,
+            rollout=rollout,
         )
-        self.cluster = Cluster(made, address)
+        self.cluster = Cluster(made, address, etcd_starts)
         self.away = False
 
     # ------------------------------------------------------------ the controller
@@ -155,9 +162,31 @@ class Life(RuleBasedStateMachine):
             failed = EtcdView(self.cluster.etcd.name, "e", phase=FAILED)
             self.cluster.etcd = None if gone else failed
 
+    @rule(ready=st.booleans(), reason=st.sampled_from(["", "ImagePullBackOff"]))
+    def etcd_is_slow_or_ready(self, ready: bool, reason: str) -> None:
+        if etcd := self.cluster.etcd:
+            why = "" if ready else reason
+            self.cluster.etcd = replace(etcd, ready=ready, waiting_reason=why)
+
+    @rule(pick=st.integers(0, 9), node=st.sampled_from(["a", "b"]))
+    def a_pod_and_etcd_are_placed(self, pick: int, node: str) -> None:
+        if pod := self._some(pick, PENDING, RUNNING):
+            self.cluster.change(pod.index, node=node)
+        if self.cluster.etcd:
+            self.cluster.etcd = replace(self.cluster.etcd, node="a")
+
+    @rule(tag=st.integers(1, 3))
+    def change_image_of_etcd(self, tag: int) -> None:
+        if not self.cluster.job["spec"].get("rdzvEndpoint"):
+            self.cluster.edit(etcd={"image": f"etcd:{tag}"})
+
     @rule(blocks=st.booleans())
     def something_is_forbidden(self, blocks: bool) -> None:
         self.cluster.problems = (Problem("QuotaExceeded", "no more pods", blocks=blocks),)
+
+    @rule()
+    def the_template_is_refused(self) -> None:
+        self.cluster.problems = (Problem(REFUSED, "unknown field", "spec"),)
 
     @rule()
     def nothing_is_forbidden(self) -> None:
@@ -165,8 +194,10 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3), step=st.integers(-1, 99), lost=st.integers(0, 3))
     def agents_report(self, number: int, step: int, lost: int) -> None:
-        restarts = {"lost": lost, "planned": 1}
-        self.cluster.report = AgentReport("", number, 2 * number, step, -1, restarts, number > 0)
+        restarts, nodes = {"lost": lost, "planned": 1}, len(self.cluster.pods) if number else 0
+        self.cluster.report = AgentReport(
+            "", number, 2 * number, step, -1, restarts, number > 0, nodes
+        )
 
     @rule()
     def agents_are_out_of_reach(self) -> None:
@@ -217,6 +248,8 @@ class Life(RuleBasedStateMachine):
                 return
             cluster.vanish()
             self.services_have_addresses()
+            if cluster.etcd:
+                cluster.etcd = replace(cluster.etcd, ready=True, waiting_reason="")
             for pod in list(cluster.pods.values()):
                 if pod.phase == PENDING:
                     cluster.change(pod.index, unschedulable="", waiting_reason="")

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 # Names the file.
 ENV_LAST_WORDS = "ELASTIC_TERMINATION_LOG"
-# Of 4096 that the kubelet reads; the report needs some two hundred.
-_LONGEST_MESSAGE = 3000
+# Bytes that the kubelet reads.
+_MOST = 4096
+# How a report begins; other programs end with lines of JSON, too.
+_REPORT = '{"run_id": '
 
 
 def last_words(message: str, report: Mapping[str, Any] | None = None) -> bytes:
@@ -25,11 +27,18 @@ def last_words(message: str, report: Mapping[str, Any] | None = None) -> bytes:
 
     Args:
         message: for people.
-        report: as the agent's ``/status``; None: there was no agent yet.
+        report: as the agent's ``/status``, with ``run_id`` first; None: there was no agent yet.
     """
-    said = message.strip().encode()[:_LONGEST_MESSAGE].decode(errors="ignore")
-    lines = [said] if report is None else [said, json.dumps(report)]
-    return "".join(f"{line}\n" for line in lines).encode()
+    told = b"" if report is None else _encoded(json.dumps(report, ensure_ascii=False)) + b"\n"
+    said = _encoded(message.strip())
+    if len(told) > _MOST // 2:
+        told = b""  # with names that long; words say more
+    return said[: _MOST - len(told) - 1].decode(errors="ignore").encode() + b"\n" + told
+
+
+def _encoded(text: str) -> bytes:
+    """A path may have bytes that are no text."""
+    return text.encode(errors="replace")
 
 
 def read_last_words(text: str) -> tuple[str, str]:
@@ -42,7 +51,7 @@ def read_last_words(text: str) -> tuple[str, str]:
         The words for people, on one line, and the report; "" for what there is not.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if lines and lines[-1].startswith("{"):
+    if lines and lines[-1].startswith(_REPORT):
         *said, report = lines
         return " ".join(said), report
     # Of a log, the last line with an error tells most.

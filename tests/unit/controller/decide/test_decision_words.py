@@ -1,0 +1,92 @@
+"""What people read of a job: why it failed, how far it came, and nothing that is not so."""
+
+from __future__ import annotations
+
+from elastic_runtime.controller.decide.job_types import AgentReport
+from tests.unit.controller.jobs import job
+from tests.unit.controller.simulated import Cluster, running
+
+
+def test_why_a_setting_is_wrong_is_what_the_agent_said_last() -> None:
+    cluster = running(1)
+    words = "there is no option --mox-restarts; did you mean '--max-restarts'?"
+    cluster.end(0, 2)
+    cluster.change(0, message=words)
+    cluster.settle()
+    for told in (cluster.condition("Failed")["message"], cluster.events[-1].message):
+        assert told == f"digits-worker-0 ended: exit code 2, {words}"
+
+
+def test_an_agent_that_left_no_words_has_its_code() -> None:
+    cluster = running(1)
+    cluster.end(0, 2)
+    cluster.settle()
+    assert "a flag, a file or a setting is wrong" in cluster.condition("Failed")["message"]
+
+
+def test_long_words_are_cut() -> None:
+    cluster = running(1)
+    cluster.end(0, 2)
+    cluster.change(0, message="word " * 500)
+    cluster.settle()
+    assert len(cluster.condition("Failed")["message"]) < 400
+
+
+def test_how_far_a_job_came_is_what_its_agents_said_last() -> None:
+    cluster = running(2)
+    cluster.report = AgentReport("6f1c-0", 2, 2, step=1, checkpoint_step=-1, ready=True)
+    cluster.settle()
+    cluster.end(0, 0)
+    last = AgentReport("6f1c-0", 2, 2, step=120, checkpoint_step=118)
+    cluster.change(0, last_report=last)
+    cluster.end(1, 0)
+    cluster.settle()
+    assert cluster.holds("Succeeded")
+    status = cluster.status
+    assert (status["step"], status["lastCheckpointStep"], status["round"]) == (120, 118, 2)
+
+
+def test_the_last_word_of_another_run_is_none_of_this_job() -> None:
+    cluster = running(1)
+    cluster.report = AgentReport("6f1c-0", 2, 1, step=7, ready=True)
+    cluster.settle()
+    cluster.end(0, 0)
+    cluster.change(0, last_report=AgentReport("another", 9, 9, step=999))
+    cluster.settle()
+    assert (cluster.status["step"], cluster.status["round"]) == (7, 2)
+
+
+def test_a_job_without_pods_has_no_world() -> None:
+    cluster = running(2)
+    cluster.report = AgentReport("6f1c-0", 1, 2, step=7, ready=True)
+    cluster.settle()
+    assert cluster.status["worldSize"] == 2
+    cluster.edit(suspend=True)
+    cluster.settle()
+    assert cluster.status["worldSize"] == 0
+    cluster.vanish()
+    cluster.settle()
+    assert (cluster.status["worldSize"], cluster.status["step"]) == (0, 7)
+
+
+def test_a_job_that_has_lost_all_pods_has_no_world() -> None:
+    cluster = running(2)
+    cluster.report = AgentReport("6f1c-0", 1, 2, step=7, ready=True)
+    cluster.settle()
+    for index in (0, 1):
+        cluster.delete(index)
+    cluster.settle()
+    assert cluster.status["worldSize"] == 0
+
+
+def test_a_pod_that_finds_no_place_at_first_is_not_told() -> None:
+    cluster = Cluster(job(replicas=1))
+    cluster.settle()
+    cluster.change(0, unschedulable="0/1 nodes are available", unplaced_since=cluster.now)
+    plan = cluster.settle()
+    assert (plan.wake_at, cluster.reasons("Warning")) == (cluster.now + 10, [])
+    assert cluster.condition("Running")["reason"] == "PodsPending"
+    cluster.now = plan.wake_at
+    cluster.settle()
+    assert cluster.reasons("Warning") == ["Unschedulable"]
+    assert cluster.condition("Running")["reason"] == "Unschedulable"

@@ -1,0 +1,97 @@
+"""The report in the last words of a pod, in which users may write anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elastic_runtime.controller.decide.job_types import AgentReport
+from elastic_runtime.controller.read_report import read_last_report
+from elastic_runtime.events.round_events import RESTART_CLASSES
+from elastic_runtime.reporting.last_words import last_words, read_last_words
+
+SAID: dict[str, Any] = {
+    "run_id": "u-0",
+    "round": 3,
+    "world": 8,
+    "nodes": 2,
+    "step": 7,
+    "checkpoint_step": 5,
+    "ready": True,
+    "restarts": {"failed": 1, "lost": 2},
+}
+NO_RESTARTS = dict.fromkeys(RESTART_CLASSES, 0)
+READ = AgentReport(
+    run_id="u-0",
+    round=3,
+    world=8,
+    nodes=2,
+    step=7,
+    checkpoint_step=5,
+    ready=True,
+    restarts={**NO_RESTARTS, "failed": 1, "lost": 2},
+)
+
+
+def test_a_report_is_read() -> None:
+    assert read_last_report(json.dumps(SAID)) == READ
+
+
+def test_the_report_that_an_agent_leaves_is_read() -> None:
+    _, report = read_last_words(last_words("worker 3 has failed", SAID).decode())
+    assert read_last_report(report) == READ
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"restarts": null, "step": null, "round": null}', '{"level": "info", "msg": "bye"}'],
+)
+def test_an_object_that_says_nothing_of_training_is_a_report_without_news(text: str) -> None:
+    assert read_last_report(text) == AgentReport(restarts=NO_RESTARTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "killed",
+        "{",
+        '{"round": 3',
+        "[1]",
+        "[]",
+        "3",
+        "null",
+        "true",
+        '"text"',
+        "NaN",
+        "\x00",
+        "\ud800",
+        pytest.param("[" * 60_000, id="too deep a list"),
+        pytest.param('{"run_id":' * 60_000, id="too deep an object"),
+        pytest.param("9" * 5000, id="too long a number"),
+    ],
+)
+def test_what_is_no_object_is_no_report(text: str) -> None:
+    assert read_last_report(text) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": "3"},
+        {"round": -1},
+        {"world": 1.5},
+        {"nodes": [2]},
+        {"step": 2**63},
+        {"step": -2},
+        {"checkpoint_step": float("inf")},
+        {"restarts": [1]},
+        {"restarts": {"failed": "1"}},
+    ],
+    ids=str,
+)
+def test_an_object_of_another_program_is_no_report(change: dict[str, Any]) -> None:
+    assert read_last_report(json.dumps({**SAID, **change})) is None
