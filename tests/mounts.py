@@ -33,6 +33,25 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def with_a_read_only_root(command: list[str]) -> list[str]:
+    """The command for a process that can write nowhere but in ``/dev``, as in some containers.
+
+    Skips the test where there are no mounts of its own.
+    """
+    remount = "mountpoint -q $d && mount -o remount,bind,ro $d"
+    script = (
+        f"mount --make-rprivate /; for d in / /tmp /var/tmp /usr/tmp; do {remount}; done; "
+        'touch /tmp/here 2>/dev/null && exit 1; exec "$@"'
+    )
+    prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
+    if (
+        os.geteuid()
+        or subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("nothing can be mounted here")
+    return [*prefix, *command]
+
+
 class Disk:
     """A real file system in a file, which can be frozen: whoever writes then waits, and cannot be
     killed either.

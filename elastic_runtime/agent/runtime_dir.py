@@ -19,6 +19,21 @@ from elastic_runtime.errors import UsageError
 _PREFIX = "elastic-agent-"
 
 
+def check_temporary_files() -> None:
+    """Makes sure that temporary files can be made at all.
+
+    Raises:
+        UsageError: there is no such place, as in a container with a read-only root.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"temporary files cannot be made anywhere ({error.strerror}): set TMPDIR to a place "
+            "that can be written to; in a container whose root is read-only, mount one at /tmp"
+        ) from None
+
+
 class RuntimeDir:
     """A fresh directory that only this user can read.
 

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_runtime.protocol.messages import ProgressFile
 from tests.integration.in_place.job import ELASTIC_RUN
-from tests.mounts import small_disk
+from tests.mounts import small_disk, with_a_read_only_root
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -27,6 +27,21 @@ PATIENCE = 120.0
 def small(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "small", "256k") as place:
         yield place
+
+
+def test_without_any_place_for_them_it_says_so() -> None:
+    done = subprocess.run(
+        with_a_read_only_root([*ELASTIC_RUN, "-m", "elastic_runtime.examples.digits"]),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("elastic-run: error: temporary files cannot be made anywhere")
+    assert "mount one at /tmp" in line
 
 
 def fill(place: Path) -> None:

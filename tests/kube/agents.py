@@ -24,12 +24,15 @@ class Agents:
         answer: whether they answer at all; for pods that begin to run from now on.
         say: what they say otherwise than that, by job; fields are merged into the answer.
         asked: how often they have answered, by job.
+        count_rounds: a round is one more whenever other pods run than before; else it is always 1.
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self.answer = True
         self.say: dict[str, Any] = {}
         self.asked: Counter[str] = Counter()
+        self.count_rounds = False
+        self._rounds: dict[str, tuple[int, list[str]]] = {}
         self._store, self._loop = store, loop
         self._servers: dict[str, asyncio.Server] = {}
         self._turn = asyncio.Lock()  # a pod may change again while its server starts
@@ -86,8 +89,9 @@ class Agents:
         said = {
             "run_id": ids[0] if ids else "",
             "node": pod["metadata"]["name"],
-            "round": 1,
+            "round": self._round(job, running),
             "world": len(running),
+            "nodes": len(running),
             "step": -1,
             "checkpoint_step": -1,
             "ready": True,
@@ -96,3 +100,11 @@ class Agents:
         self.asked[job] += 1
         other = self.say.get(job, {})
         return {**said, **other} if isinstance(other, dict) else other
+
+    def _round(self, job: str, running: list[Object]) -> int:
+        uids = sorted(pod["metadata"]["uid"] for pod in running)
+        number, before = self._rounds.get(job, (1, uids))
+        if self.count_rounds and uids != before:
+            number += 1
+        self._rounds[job] = number, uids
+        return number

@@ -116,6 +116,13 @@ def program(
     return code
 
 
+def _check_temporary_files() -> None:
+    """Torch cannot even be imported without them."""
+    from elastic_runtime.agent.runtime_dir import check_temporary_files
+
+    check_temporary_files()
+
+
 def _leave_error(error: ElasticError) -> None:
     from elastic_runtime.agent.logs.launcher_error import leave_error, leave_last_words
 
@@ -148,6 +155,7 @@ def _say(message: str) -> None:
 
 
 def _main(argv: list[str], invocation: str, siblings: Siblings | None, hosted_here: bool) -> int:
+    _check_temporary_files()
     refuse_unsupported()  # before its parser is read, which another torch may have elsewhere
     parser = Parser()
     line = parser.split(argv)

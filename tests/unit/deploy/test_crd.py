@@ -165,6 +165,7 @@ def test_the_pod_of_a_sample_is_a_pod(job: Object) -> None:
     template = job["spec"]["replicaSpecs"]["Worker"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **template}
     kubernetes_validate.validate(pod, "1.34", strict=True)
+    assert pod["spec"]["automountServiceAccountToken"] is False  # workers need no token
 
 
 GOOD: list[tuple[str, Any]] = [

@@ -1,0 +1,198 @@
+"""Templates that are misspelt, changed and rolled out, and etcds that do not start."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.kube.kinds import BUDGET, JOB, POD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.integration.controller.conftest import Running
+    from tests.kube.cluster import FakeCluster
+
+    Run = Callable[..., dict[str, Any]]
+
+
+def template(image: str = "train", **more: Any) -> dict[str, Any]:
+    container = {"name": "elasticjob-worker", "image": image, "args": ["train.py"], **more}
+    return {"spec": {"containers": [container]}}
+
+
+def change(cluster: FakeCluster, new: dict[str, Any]) -> None:
+    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"template": new}}}})
+
+
+def images(cluster: FakeCluster) -> list[str]:
+    pods = cluster.pods("digits")
+    return [pods[name]["spec"]["containers"][0]["image"] for name in sorted(pods)]
+
+
+def reasons(cluster: FakeCluster) -> list[str]:
+    return [event["reason"] for event in cluster.events("digits")]
+
+
+def says(cluster: FakeCluster, type: str, reason: str) -> bool:
+    return cluster.condition("digits", type).get("reason") == reason
+
+
+# ---------------------------------------------------------------- what is misspelt
+
+
+def test_a_misspelt_field_is_named_before_anything_is_made(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    submit(worker={"template": template(arg=["train.py"])})
+    cluster.wait_for(lambda: says(cluster, "Running", "TemplateRefused"), "it is refused")
+    told = cluster.condition("digits", "Running")["message"]
+    assert "spec.replicaSpecs.Worker.template.spec.containers[0].arg: " in told
+    assert 'unknown field "spec.containers[0].arg"' in told
+    assert cluster.store.list(POD) == []
+    change(cluster, template())
+    wait_until_running(cluster, "digits", 2)
+    assert reasons(cluster).count("TemplateRefused") == 1
+
+
+def test_an_amount_that_is_none_is_named(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    submit(worker={"template": template(resources={"limits": {"memory": "2Gb"}})})
+    cluster.wait_for(lambda: says(cluster, "Created", "InvalidSpec"), "it is refused")
+    told = cluster.condition("digits", "Created")["message"]
+    assert told.startswith(
+        "spec.replicaSpecs.Worker.template.spec.containers[0].resources.limits.memory: '2Gb'"
+    )
+
+
+def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(
+    cluster: FakeCluster, running: Run
+) -> None:
+    running()
+    change(cluster, template(resource={}))
+    cluster.wait_for(lambda: "TemplateRefused" in reasons(cluster), "an event")
+    assert cluster.condition("digits", "Running")["status"] == "True"
+    cluster.kubelet.lose(NAMESPACE, "digits-etcd")
+    cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "its etcd is replaced all the same")
+
+
+# ---------------------------------------------------------------- what changes
+
+
+def test_a_changed_template_is_told(cluster: FakeCluster, running: Run) -> None:
+    running()
+    change(cluster, template("train:2"))
+    cluster.wait_for(lambda: "TemplateChanged" in reasons(cluster), "an event")
+    cluster.wait_for(lambda: says(cluster, "Outdated", "OnRecreate"), "a condition")
+    assert images(cluster) == ["train", "train"]
+    cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 137)
+    cluster.wait_for(lambda: images(cluster) == ["train:2", "train"], "a new pod has the new one")
+
+
+def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run) -> None:
+    running(replicas=3, rollout="Rolling")
+    fewest = 3
+
+    def is_done() -> bool:
+        nonlocal fewest
+        pods = cluster.pods("digits").values()
+        there = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        fewest = min(fewest, len(there))
+        status = cluster.job("digits")["status"]
+        return says(cluster, "Outdated", "UpToDate") and status["updatedReplicas"] == 3
+
+    # Each round is one more, as the agents say it; all that run are in it.
+    cluster.agents.count_rounds = True
+    change(cluster, template("train:2"))
+    cluster.wait_for(is_done, "all pods have it")
+    assert images(cluster) == ["train:2"] * 3
+    assert fewest == 2
+    assert cluster.job("digits")["status"]["restartCount"] == 0
+    assert reasons(cluster).count("Rolling") == 3
+
+
+# ---------------------------------------------------------------- an etcd that does not start
+
+
+def test_an_etcd_without_an_image_is_told_and_mended(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    cluster.kubelet.runs = False
+    submit(etcd={"image": "nowhere/etcd"})
+    cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "its etcd")
+    cluster.kubelet.wait_for_image(NAMESPACE, "digits-etcd")
+    cluster.wait_for(lambda: says(cluster, "Running", "ImagePullFailed"), "it is told")
+    assert (
+        "spec.etcd.image: the image 'nowhere/etcd'"
+        in (cluster.condition("digits", "Running")["message"])
+    )
+    cluster.kubelet.runs = True
+    cluster.edit(JOB, "digits", {"spec": {"etcd": {"image": "good/etcd"}}})
+    wait_until_running(cluster, "digits", 2)
+    assert cluster.job("digits")["status"]["restartCount"] == 0
+    made = [change.item for change in cluster.store.history if change.kind == POD]
+    assert not [pod for pod in made if pod["metadata"]["name"].endswith("-worker-check")]
+
+
+def test_what_an_etcd_needs_in_a_cluster_is_merged_into_its_pod(
+    cluster: FakeCluster, running: Run
+) -> None:
+    spec = {"priorityClassName": "high", "tolerations": [{"operator": "Exists"}]}
+    limits = {"limits": {"memory": "1Gi"}}
+    spec["containers"] = [{"name": "etcd", "resources": limits}]
+    running(etcd={"template": {"spec": spec, "metadata": {"labels": {"team": "a"}}}})
+    [pod] = cluster.pods("digits", "etcd").values()
+    assert pod["spec"]["priorityClassName"] == "high"
+    assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "50m"
+    assert pod["metadata"]["labels"]["team"] == "a"
+
+
+def test_etcd_leaves_a_node_after_the_workers(cluster: FakeCluster, running: Run) -> None:
+    running()  # there is one node
+
+    def budgets() -> list[str]:
+        return [one["metadata"]["name"] for one in cluster.store.list(BUDGET)]
+
+    assert budgets() == ["digits", "digits-etcd"]
+    cluster.kubelet.runs = False  # it is cordoned
+    for name in ("digits-worker-0", "digits-worker-1"):
+        cluster.store.delete(POD, NAMESPACE, name)
+    cluster.wait_for(lambda: budgets() == ["digits"], "etcd may go")
+
+
+# ---------------------------------------------------------------- the last words
+
+
+def test_why_a_job_failed_is_what_its_agent_said_last(cluster: FakeCluster, running: Run) -> None:
+    running(replicas=1)
+    words = "there is no script 'trian.py' in '/app'"
+    cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 2, message=f"{words}\n")
+    cluster.wait_for(lambda: says(cluster, "Failed", "UsageError"), "it fails")
+    assert words in cluster.condition("digits", "Failed")["message"]
+    cluster.wait_for(
+        lambda: any(words in event["message"] for event in cluster.events("digits")), "an event"
+    )
+
+
+def test_the_last_step_is_what_the_agent_said_last(cluster: FakeCluster, running: Run) -> None:
+    job = running(replicas=1)
+    run_id = f"{job['metadata']['uid']}-0"
+    report = {"run_id": run_id, "round": 1, "world": 1, "step": 120, "checkpoint_step": 118}
+    text = f"training is done\n{json.dumps(report)}\n"
+    cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 0, message=text)
+    cluster.wait_for(lambda: says(cluster, "Succeeded", "Done"), "it is done")
+    status = cluster.job("digits")["status"]
+    assert (status["step"], status["lastCheckpointStep"]) == (120, 118)
+
+
+def test_a_first_step_is_written_at_once(cluster: FakeCluster, running: Run) -> None:
+    running()
+    cluster.wait_for(lambda: cluster.job("digits")["status"].get("round") == 1, "a round")
+    cluster.agents.say["digits"] = {"step": 3}
+    cluster.wait_for(
+        lambda: cluster.job("digits")["status"].get("step") == 3, "its first step", patience=15
+    )
