@@ -118,6 +118,50 @@ class Cluster:
             name, namespace or self.namespace, grace_period_seconds=grace
         )
 
+    # Nodes
+
+    def nodes(self) -> list[str]:
+        """The nodes to which pods may come."""
+        found = json.loads(self.core.list_node(_preload_content=False).data)["items"]
+        return [
+            node["metadata"]["name"]
+            for node in found
+            if not (node.get("spec") or {}).get("unschedulable")
+            and not (node.get("spec") or {}).get("taints")
+        ]
+
+    def cordon(self, node: str, closed: bool = True) -> None:
+        """As ``kubectl cordon``, or ``uncordon``."""
+        self.core.patch_node(node, {"spec": {"unschedulable": closed or None}})
+
+    def drain(self, pods: list[Object], patience: float = 120.0) -> list[str]:
+        """Evicts pods as ``kubectl drain`` does: all at once, and each again until it may go.
+
+        Returns:
+            Their names, in the order in which the API server let them go.
+        """
+        left = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+        gone: list[str] = []
+
+        def evict_all() -> bool:
+            gone.extend(name for name in left if name not in gone and self._evict(name))
+            return len(gone) == len(left)
+
+        self.wait_for(evict_all, f"{sorted(left)} are evicted", patience)
+        there = lambda: {pod["metadata"]["uid"] for pod in self.pods()}  # noqa: E731
+        self.wait_for(lambda: not there() & set(left.values()), "they are gone", patience)
+        return gone
+
+    def _evict(self, name: str) -> bool:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        try:
+            self.core.create_namespaced_pod_eviction(name, self.namespace, body)
+        except ApiException as refused:
+            if refused.status != 429:
+                raise
+            return False
+        return True
+
     # Waiting
 
     def wait_for(self, happened: Callable[[], Any], what: str, patience: float = 120.0) -> Any:

@@ -113,6 +113,7 @@ def submit(cluster: Cluster) -> Iterator[Callable[..., Job]]:
         worker = item["spec"]["replicaSpecs"]["Worker"]
         if "replicas" in spec:
             worker["replicas"] = spec.pop("replicas")
+        worker["template"]["spec"] |= spec.pop("template", {})
         item["spec"] |= spec
         cluster.apply(item)
         jobs.append(Job(cluster, name))

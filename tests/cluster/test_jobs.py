@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -133,3 +133,93 @@ def test_a_deleted_job_leaves_nothing(submit: Submit) -> None:
     assert kinds == {"Pod", "Service", "PodDisruptionBudget"}
     job.delete()
     job.cluster.wait_for(lambda: not job.everything(), "nothing is left")
+
+
+def test_an_etcd_that_cannot_be_pulled_is_told_costs_no_worker_and_can_be_mended(
+    submit: Submit, cluster: Cluster
+) -> None:
+    nowhere = "nowhere.invalid/etcd:none"
+    job = submit("waits", *FOREVER, replicas=2, etcd={"image": nowhere})
+    cluster.wait_for(
+        lambda: job.condition("Running").get("reason") == "ImagePullFailed", "it is told", 180
+    )
+    told = job.condition("Running")["message"]
+    assert f"spec.etcd.image: the image '{nowhere}' of the job's etcd" in told
+    assert job.pods() == {}
+    job.change({"etcd": {"image": cluster.image}})
+    job.await_world(2)
+    status = job.status
+    assert status["restartCount"] == 0
+    assert job.is_("Running")
+
+
+def test_a_drained_node_loses_its_workers_before_etcd_and_training_goes_on(
+    submit: Submit, cluster: Cluster
+) -> None:
+    if len(cluster.nodes()) < 2:
+        pytest.skip("a node is drained where there are two")
+    job = submit("drains", *FOREVER, replicas=3)
+    job.await_world(3)
+    node, there = _etcd_and_its_neighbours(cluster, "drains")
+    if len(there) < 2:
+        pytest.skip("no worker came to the node of etcd")
+    job.await_save(after=0)
+    before = job.uids()
+    cluster.cordon(node)
+    try:
+        order = cluster.drain(there)
+        assert order[-1] == "drains-etcd"
+        status = job.await_world(3)  # all workers and an etcd, on the other nodes
+        job.await_save(after=job.saved())
+    finally:
+        cluster.cordon(node, closed=False)
+    evicted = {pod["metadata"]["name"] for pod in there}
+    kept = {name: uid for name, uid in before.items() if name not in evicted}
+    assert kept.items() <= job.uids().items()
+    assert kept
+    assert (status["restarts"]["failed"], status["restarts"]["killed"]) == (0, 0)
+
+
+def _etcd_and_its_neighbours(cluster: Cluster, job: str) -> tuple[str, list[dict[str, Any]]]:
+    """The node of a job's etcd, and the job's pods that are there."""
+    pods = cluster.pods(f"job-name={job}")
+    node = next(p["spec"]["nodeName"] for p in pods if p["metadata"]["name"] == f"{job}-etcd")
+    return node, [pod for pod in pods if pod["spec"].get("nodeName") == node]
+
+
+def test_a_changed_template_is_rolled_out_without_a_step_lost(
+    submit: Submit, cluster: Cluster
+) -> None:
+    job = submit("rolls", *FOREVER, replicas=2, rollout="Rolling")
+    status = job.await_world(2)
+    saved = job.await_save(after=0)
+    before = job.uids()
+    template = job.read()["spec"]["replicaSpecs"]["Worker"]["template"]
+    template["metadata"] = {"labels": {"release": "2"}}
+    job.change({"replicaSpecs": {"Worker": {"template": template}}})
+    cluster.wait_for(
+        lambda: job.condition("Outdated").get("reason") == "UpToDate", "all have it", 300
+    )
+    pods = job.pods()
+    assert [pod["metadata"]["labels"].get("release") for pod in pods.values()] == ["2", "2"]
+    assert not set(job.uids().values()) & set(before.values())
+    status = job.await_world(2, after=status["round"])
+    assert status["restartCount"] == 0
+    job.await_save(after=saved)
+
+
+def test_why_a_job_failed_is_in_its_conditions(submit: Submit) -> None:
+    job = submit("wrong", command=("nosuch.py",), replicas=1)
+    told = job.await_condition("Failed")
+    assert told["reason"] == "UsageError"
+    assert "there is no script 'nosuch.py'" in told["message"]
+
+
+def test_a_misspelt_field_of_the_template_is_named(submit: Submit, cluster: Cluster) -> None:
+    job = submit("typo", replicas=1, template={"nodeSelectr": {}})
+    cluster.wait_for(
+        lambda: job.condition("Running").get("reason") == "TemplateRefused", "it is refused"
+    )
+    told = job.condition("Running")["message"]
+    assert "spec.replicaSpecs.Worker.template.spec.nodeSelectr: " in told
+    assert job.pods() == {}

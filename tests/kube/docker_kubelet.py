@@ -31,6 +31,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 import docker
 from tests.docker_engine import LABEL
 from tests.kube.cluster import FakeCluster
+from tests.kube.deployments import DEPLOYMENT, keep_deployment
+from tests.kube.disruptions import add_nodes, choose_node
 from tests.kube.door import Door
 from tests.kube.kinds import CRD, KINDS, NAMESPACE, POD, SERVICE, Kind
 from tests.kube.patches import selected
@@ -43,7 +45,6 @@ _SUBNET, _GATEWAY = "10.96.0.0/16", "10.96.255.254"
 _PORT = 6443
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _RIGHTS = "rbac.authorization.k8s.io"
-_DEPLOYMENT = next(kind for kind in KINDS if kind.name == "Deployment")
 _MORE_KINDS = [
     Kind(_RIGHTS, "v1", plural, name, namespaced="cluster" not in plural)
     for plural, name in (
@@ -60,7 +61,7 @@ _LEAST_GRACE = 1
 
 
 class DockerCluster:
-    """A cluster of one node.
+    """A cluster of two nodes, which are one machine; pods come to both.
 
     Attributes:
         fake: its API server.
@@ -70,6 +71,7 @@ class DockerCluster:
     def __init__(self) -> None:
         self.fake = FakeCluster()
         self.fake.kubelet.runs = self.fake.kubelet.removes = False
+        add_nodes(self.fake.store, "docker-0", "docker-1")
         self.fake.server.token = uuid.uuid4().hex
         self.fake.server.catalogue.kinds += _MORE_KINDS
         self.directory = Path(tempfile.mkdtemp(prefix="elastic-kube-"))
@@ -137,7 +139,7 @@ class DockerCluster:
             self.fake.store.change(CRD, "", meta["name"], {"status": met})
         elif change.kind == NAMESPACE and change.type == "DELETED":
             self._empty(meta["name"])
-        if change.kind in (POD, _DEPLOYMENT):
+        if change.kind in (POD, DEPLOYMENT):
             self._todo.set()
 
     def _empty(self, namespace: str) -> None:
@@ -154,39 +156,16 @@ class DockerCluster:
         while not self._closing.is_set():
             self._todo.wait()
             self._todo.clear()
-            for deployment in self.fake.store.list(_DEPLOYMENT):
+            for deployment in self.fake.store.list(DEPLOYMENT):
                 with self.fake.store.lock:
-                    self._keep(deployment)
-
-    def _keep(self, deployment: Object) -> None:
-        meta, spec, store = deployment["metadata"], deployment["spec"], self.fake.store
-        pods = [
-            pod
-            for pod in store.list(POD, meta["namespace"])
-            for owner in pod["metadata"].get("ownerReferences", ())
-            if owner["uid"] == meta["uid"] and not pod["metadata"].get("deletionTimestamp")
-        ]
-        wanted = spec.get("replicas", 1)
-        for pod in pods[wanted:]:
-            store.delete(POD, meta["namespace"], pod["metadata"]["name"])
-        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "controller": True}
-        owner |= {"name": meta["name"], "uid": meta["uid"]}
-        for _ in range(wanted - len(pods)):
-            template = spec["template"]
-            own = {"generateName": f"{meta['name']}-", "ownerReferences": [owner]}
-            pod = {"metadata": {**template["metadata"], **own}, "spec": template["spec"]}
-            store.create(POD, meta["namespace"], pod)
-        ready = sum(_is_ready(pod) for pod in pods[:wanted])
-        shown = {"replicas": len(pods), "readyReplicas": ready, "availableReplicas": ready}
-        status = {**shown, "updatedReplicas": len(pods), "observedGeneration": meta["generation"]}
-        store.change(_DEPLOYMENT, meta["namespace"], meta["name"], {"status": status})
+                    keep_deployment(self.fake.store, deployment)
 
 
 class Runner:
     """Runs one pod: a thread that starts its container, waits for its end, and says so."""
 
     def __init__(self, cluster: DockerCluster, pod: Object) -> None:
-        self.address = ""
+        self.address, self._node = "", ""
         self.thread = threading.Thread(target=self._run, daemon=True)
         self._cluster, self._pod = cluster, pod
         self._namespace, self._name = pod["metadata"]["namespace"], pod["metadata"]["name"]
@@ -217,6 +196,8 @@ class Runner:
 
     def _run(self) -> None:
         try:
+            if not self._place():
+                return
             self.address = self._cluster.address_for(self._pod)
             self._container = self._created()
             self._live()
@@ -229,6 +210,21 @@ class Runner:
             self._ending.wait()
         finally:
             self._remove()
+
+    def _place(self) -> bool:
+        """Waits for a node that is not cordoned; whether there is one before the pod has to go."""
+        store = self._cluster.fake.store
+        while not self._ending.is_set():
+            with store.lock:
+                self._node = choose_node(store)
+                held = store.find(POD, self._namespace, self._name)
+                if self._node and held:
+                    where = {"spec": {"nodeName": self._node}}
+                    store.change(POD, self._namespace, self._name, where)
+            if self._node:
+                return True
+            self._ending.wait(0.25)
+        return False
 
     def _live(self) -> None:
         pause = 0.5
@@ -292,7 +288,7 @@ class Runner:
             held = store.find(POD, self._namespace, self._name)
             if held and held["metadata"]["uid"] == self._pod["metadata"]["uid"]:
                 status["startTime"] = held["status"].get("startTime", status["startTime"])
-                change = {"spec": {"nodeName": "docker"}, "status": status}
+                change = {"spec": {"nodeName": self._node}, "status": status}
                 store.change(POD, self._namespace, self._name, change)
 
     def _follow(self) -> None:
@@ -376,7 +372,7 @@ class Runner:
             path = field["fieldPath"]
             if path in ("status.podIP", "status.hostIP", "spec.nodeName"):
                 own = {"status.podIP": self.address, "status.hostIP": _GATEWAY}
-                return own.get(path, "docker")
+                return own.get(path, self._node)
             found = re.fullmatch(r"metadata\.(\w+)(?:\['(.*)'\])?", path)
             value = self._pod["metadata"][found[1]] if found else ""
             return str(value.get(found[2], "")) if found and found[2] else str(value)
@@ -421,11 +417,6 @@ class Runner:
     def _memory(self) -> list[Path]:
         volumes = self._pod["spec"].get("volumes", ())
         return [self._memory_of(volume["name"]) for volume in volumes]
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = pod["status"].get("conditions", ())
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _answers(address: str, port: int, path: str) -> bool:

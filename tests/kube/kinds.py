@@ -18,7 +18,7 @@ class Kind:
         plural: as in paths.
         name: as in ``kind:``.
         namespaced: whether its objects live in namespaces.
-        subresources: of ``status``, ``scale`` and ``log``.
+        subresources: of ``status``, ``scale``, ``log`` and ``eviction``.
         short: what ``kubectl`` may say instead of the plural.
         counted: whether a change of the spec makes a new generation.
     """
@@ -54,7 +54,7 @@ def _core(plural: str, name: str, **more: Any) -> Kind:
 
 _STATUS = ("status",)
 
-POD = _core("pods", "Pod", subresources=("status", "log"), short=("po",))
+POD = _core("pods", "Pod", subresources=("status", "log", "eviction"), short=("po",))
 SERVICE = _core("services", "Service", subresources=_STATUS, short=("svc",))
 EVENT = _core("events", "Event", short=("ev",))
 SECRET = _core("secrets", "Secret")

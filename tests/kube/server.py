@@ -13,6 +13,7 @@ import yaml
 from aiohttp import web
 
 from tests.kube import patches
+from tests.kube.disruptions import evict
 from tests.kube.kinds import POD, Catalogue, Kind
 from tests.kube.store import Change, Object, Refusal, Store, key_of, now
 from tests.kube.strictness import check_strictly
@@ -235,6 +236,8 @@ class ApiServer:
         with store.lock:
             if request.verb == "list":
                 return 200, self._list(request)
+            if request.sub == "eviction":
+                return 201, evict(store, where, request.name, body)
             if request.verb == "create":
                 if request.query.get("fieldValidation") == "Strict":
                     check_strictly(kind, body)
