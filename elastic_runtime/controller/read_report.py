@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_types import AgentReport
 from elastic_runtime.events.round_events import RESTART_CLASSES
+from elastic_runtime.limits import LONGEST_REASON
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,11 +45,20 @@ def read_report(body: bytes) -> AgentReport:
         round=_count(said, "round"),
         world=_count(said, "world"),
         nodes=_count(said, "nodes"),
+        goodput=_percent(said.get("goodput")),
+        fault=shorten(str(said.get("fault") or ""), LONGEST_REASON, placeholder=" …"),
         step=_count(said, "step", unknown=-1),
         checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
         restarts={name: _count(restarts, name) for name in RESTART_CLASSES},
         ready=bool(said.get("ready")),
     )
+
+
+def _percent(share: Any) -> int:
+    """A share of 1 in percent; -1: it is none."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        return -1
+    return round(100 * share)
 
 
 def _count(said: Mapping[str, Any], name: str, unknown: int = 0) -> int:

@@ -77,7 +77,8 @@ class Meter:
 
     def report(self) -> dict[str, Any]:
         """What ``/status`` answers."""
-        return self._state.status(self._config.run_id, self._config.node_name)
+        names = self._config.run_id, self._config.node_name
+        return self._state.status(*names, time.monotonic())
 
     def answer(self, path: str) -> Answer:
         """What the server says to a request for ``path``."""

@@ -138,6 +138,7 @@ class Measured:
         saved_bytes: of all saves.
         saves_failed: how many.
         snapshot_step, snapshot_bytes: of the last snapshot.
+        fault: why the last round that broke did; "": none has.
         regroup: in place, how ranks regroup; "": not in place, or another node has reported it.
     """
 
@@ -168,6 +169,7 @@ class Measured:
     saves_failed: int = 0
     snapshot_step: int = -1
     snapshot_bytes: int | None = None
+    fault: str = ""
     regroup: str = ""
 
     def goodput(self, now: float) -> float | None:
@@ -192,8 +194,9 @@ class Measured:
             **known,
         }
 
-    def status(self, run_id: str, node: str) -> dict[str, Any]:
+    def status(self, run_id: str, node: str, now: float) -> dict[str, Any]:
         """What the controller asks for; the step is -1 while there is none."""
+        goodput = self.goodput(now)
         return {
             "run_id": run_id,
             "node": node,
@@ -204,6 +207,8 @@ class Measured:
             "checkpoint_step": self.checkpoint_step,
             "ready": self.ready,
             "restarts": dict(self.restarts),
+            **({} if goodput is None else {"goodput": round(goodput, 3)}),
+            **({"fault": self.fault} if self.fault else {}),
             **({"regroup": self.regroup} if self.regroup else {}),
         }
 
@@ -275,13 +280,16 @@ def _with_steps(state: Measured, seen: WorkerProgress) -> Measured:
 
 
 def _sealed(state: Measured, event: RoundSealed, now: float) -> Measured:
+    restarts = {**_NONE, **(event.restarts or {})}
+    broke = any(restarts[name] > state.restarts[name] for name in restarts if name != "planned")
     return replace(
         state,
+        fault=event.reason if broke and state.round else state.fault,
         round=event.round,
         world=event.workers,
         nodes=event.nodes,
         rank=event.group_rank,
-        restarts={**_NONE, **(event.restarts or {})},
+        restarts=restarts,
         sealed=now,
         ready=True,
         peak=state.step,

@@ -134,6 +134,8 @@ class AgentReport:
         restarts: how often rounds ended, by ``RESTART_CLASSES``, in this incarnation of the job.
         ready: it is in a round.
         nodes: how many that round has; 0: it does not say.
+        goodput: the share of the time in which steps advanced that count, in percent; -1: unknown.
+        fault: why the last round that broke did; "": none has, or it does not say.
     """
 
     run_id: str = ""
@@ -144,6 +146,8 @@ class AgentReport:
     restarts: Mapping[str, int] = field(default_factory=dict)
     ready: bool = False
     nodes: int = 0
+    goodput: int = -1
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,8 @@ def _record_end(context: PlanContext, pod: PodView, why: str) -> None:
         until = math.ceil(context.now + pause(falls)) if falls > 1 else 0
     memory.slots[pod.index] = PodSlot(pod.uid, falls, until, code, why, number)
     context.status.add_event("PodReplaced", why, NORMAL if pod.deleting else WARNING)
+    if not pod.deleting:
+        context.status.note_fault(why)
     # Agents that live on count it; if none is left, or none reports, we do.
     alone = not any(other.runs for other in context.pods if other.uid != pod.uid)
     if alone or "round" not in context.status.values:

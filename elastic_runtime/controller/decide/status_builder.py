@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_types import NORMAL, WARNING, JobEvent
+from elastic_runtime.controller.decide.job_types import NORMAL, PENDING, WARNING, JobEvent
 from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.kubernetes.api_times import format_time
-from elastic_runtime.limits import STATUS_STEP_INTERVAL
+from elastic_runtime.limits import LONGEST_REASON, STATUS_STEP_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -224,6 +225,15 @@ class StatusBuilder:
             total[name] for name in RESTART_CLASSES if name != "planned"
         )
 
+    def note_fault(self, why: str) -> None:
+        """Keeps in mind what went wrong last.
+
+        Args:
+            why: for people.
+        """
+        self.values["lastFault"] = shorten(why, LONGEST_REASON, placeholder=" …")
+        self.values["lastFaultTime"] = format_time(self.now)
+
     def clear_world(self) -> None:
         """No pod trains."""
         if self.values.get("worldSize"):
@@ -250,6 +260,8 @@ class StatusBuilder:
         changed = any(grown.values())
         if changed:
             self.count_restarts(grown)
+        if report.fault and any(n for name, n in grown.items() if name != "planned"):
+            self.note_fault(report.fault)
         self.memory.counted = {name: n for name, n in counts.items() if n}
         for name, value in (("round", report.round), ("worldSize", report.world)):
             if report.round and self.values.get(name) != value:
@@ -262,8 +274,15 @@ class StatusBuilder:
             ):
                 if value >= 0 and self.values.get(name) != value:
                     self.values[name], self.memory.stepped = value, math.ceil(self.now)
+            if report.goodput >= 0:
+                self.values["goodput"] = f"{report.goodput}%"
 
     # ------------------------------------------------------------ the end
+
+    def _state(self) -> str:
+        """The whole in a word: the first of the conditions that tell most."""
+        told = (FAILED, SUCCEEDED, SUSPENDED, RESTARTING, RUNNING)
+        return next((kind for kind in told if self.holds(kind)), PENDING)
 
     def build(self) -> dict[str, Any]:
         """The new status."""
@@ -271,5 +290,6 @@ class StatusBuilder:
             self._conditions[kind] for kind in CONDITIONS if kind in self._conditions
         ]
         self.values["observedGeneration"] = self.generation
+        self.values["state"] = self._state()
         self.values["memory"] = self.memory.kept()
         return self.values

@@ -95,3 +95,20 @@ def test_what_is_no_object_is_no_report(text: str) -> None:
 )
 def test_an_object_of_another_program_is_no_report(change: dict[str, Any]) -> None:
     assert read_last_report(json.dumps({**SAID, **change})) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "percent"),
+    [(0.914, 91), (1, 100), (0, 0), (1.5, -1), (-0.1, -1), ("much", -1), (None, -1), (True, -1)],
+)
+def test_goodput_is_read_in_percent(said: object, percent: int) -> None:
+    report = read_last_report(json.dumps({"run_id": "r", "goodput": said}))
+    assert report is not None
+    assert report.goodput == percent
+
+
+def test_a_long_fault_is_cut() -> None:
+    report = read_last_report(json.dumps({"run_id": "r", "fault": "word " * 500}))
+    assert report is not None
+    assert report.fault.startswith("word word")
+    assert len(report.fault) <= 160

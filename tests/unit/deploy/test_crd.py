@@ -126,7 +126,9 @@ def test_what_get_shows() -> None:
     [version] = crd["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     shown = [column["name"] for column in columns if not column.get("priority")]
-    assert shown == ["Desired", "Ready", "World", "Round", "Step", "Restarts", "Age"]
+    assert shown == ["State", "World", "Wanted", "Step", "Goodput", "Restarts", "Age"]
+    wide = [column["name"] for column in columns if column.get("priority")]
+    assert wide == ["Ready", "Round", "Last Fault"]
     known = {path for path, _ in structural.nodes(elasticjob().schema)}
     scale = version["subresources"]["scale"]
     assert {*(c["jsonPath"] for c in columns), *scale.values()} <= known | {

@@ -60,13 +60,16 @@ def test_what_the_agent_says(free_port: int) -> None:
         meter.watch(LoopTurned(step=12, count=2, moment=now))
         assert get(free_port, "/readyz") == (200, "in round 3\n")
         status, text = get(free_port, "/status")
-        assert (status, json.loads(text)) == (
+        said = json.loads(text)
+        assert 0 <= said.pop("goodput") <= 1
+        assert (status, said) == (
             200,
             {
                 "run_id": "the run",
                 "node": "n1",
                 "round": 3,
                 "world": 4,
+                "nodes": 2,
                 "step": 12,
                 "checkpoint_step": -1,
                 "ready": True,

@@ -64,11 +64,12 @@ def test_the_last_word_says_what_the_faults_have_cost() -> None:
 
 def test_before_the_first_round_nothing_is_known() -> None:
     state = Measured(100.0)
-    assert state.status("r", "n") == {
+    assert state.status("r", "n", 120.0) == {
         "run_id": "r",
         "node": "n",
         "round": 0,
         "world": 0,
+        "nodes": 0,
         "step": -1,
         "checkpoint_step": -1,
         "ready": False,
@@ -79,16 +80,35 @@ def test_before_the_first_round_nothing_is_known() -> None:
 
 def test_a_round_is_what_the_status_says() -> None:
     state = told(sealed(105, 7, killed=2, lost=1), turned(110, 30, 3))
-    status = state.status("r", "n")
+    status = state.status("r", "n", 120.0)
     assert (status["round"], status["world"], status["step"]) == (7, 4, 30)
     assert status["ready"]
     assert status["restarts"] == {"failed": 0, "killed": 2, "lost": 1, "planned": 0}
 
 
+def test_the_status_says_what_share_of_the_time_counted() -> None:
+    state = told(sealed(105, 7), turned(110, 30, 3), turned(115, 60, 33))
+    assert state.status("r", "n", 120.0)["goodput"] == round(state.goodput(120.0) or 0.0, 3) > 0
+    assert "goodput" not in told(sealed(105, 7)).status("r", "n", 120.0)
+
+
+def test_the_last_fault_is_why_the_last_round_broke() -> None:
+    def begun(at: float, number: int, why: str, **restarts: int) -> Told:
+        counts = {"failed": 0, "killed": 0, "lost": 0, "planned": 0, **restarts}
+        return (at, RoundSealed(number, workers=4, nodes=2, reason=why, restarts=counts))
+
+    first = begun(105, 3, "node b is lost", lost=1)  # before this node was there
+    assert "fault" not in told(first).status("r", "n", 120.0)
+    broke = begun(106, 4, "worker 1 was killed", lost=1, killed=1)
+    assert told(first, broke).status("r", "n", 120.0)["fault"] == "worker 1 was killed"
+    grew = begun(107, 5, "node c joins", lost=1, killed=1, planned=1)
+    assert told(first, broke, grew).status("r", "n", 120.0)["fault"] == "worker 1 was killed"
+
+
 def test_the_status_says_how_ranks_regroup_where_this_node_knows() -> None:
-    assert "regroup" not in told(sealed(105, 1)).status("r", "n")
+    assert "regroup" not in told(sealed(105, 1)).status("r", "n", 120.0)
     chosen = told(sealed(105, 1), (106.0, RegroupChosen("rebuild", "2.13.0")))
-    assert chosen.status("r", "n")["regroup"] == "rebuild"
+    assert chosen.status("r", "n", 120.0)["regroup"] == "rebuild"
 
 
 @pytest.mark.parametrize("last", [left(111), (111.0, JobDone(1.0)), (111.0, JobFailed(1.0))])

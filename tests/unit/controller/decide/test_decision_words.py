@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic_runtime.controller.decide.job_types import AgentReport
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster, running
@@ -90,3 +92,47 @@ def test_a_pod_that_finds_no_place_at_first_is_not_told() -> None:
     cluster.settle()
     assert cluster.reasons("Warning") == ["Unschedulable"]
     assert cluster.condition("Running")["reason"] == "Unschedulable"
+
+
+def test_the_state_is_the_conditions_in_a_word() -> None:
+    cluster = Cluster(job(backoffLimit=1))
+    cluster.settle()
+    assert cluster.status["state"] == "Pending"
+    cluster.run()
+    cluster.settle()
+    assert cluster.status["state"] == "Running"
+    cluster.end(0, 137)
+    cluster.settle()
+    assert cluster.status["state"] == "Restarting"
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.status["state"] == "Suspended"
+    cluster = running(1)
+    cluster.end(0, 1)
+    cluster.settle()
+    assert cluster.status["state"] == "Failed"
+
+
+def test_the_last_fault_is_what_agents_say_or_how_a_pod_ended() -> None:
+    cluster = running(2)
+    counts = {"killed": 1}
+    cluster.report = AgentReport(
+        round=2, world=2, restarts=counts, ready=True, goodput=91, fault="worker 1 was killed"
+    )
+    cluster.settle()
+    assert cluster.status["lastFault"] == "worker 1 was killed"
+    since = cluster.status["lastFaultTime"]
+    cluster.now += 60
+    cluster.report = replace(cluster.report, round=3, step=7)
+    cluster.settle()
+    assert cluster.status["goodput"] == "91%"
+    assert cluster.status["lastFaultTime"] == since, "it is no new one"
+    cluster.delete(1)
+    cluster.settle()
+    assert cluster.status["lastFault"] == "worker 1 was killed", "to be taken away is no fault"
+    cluster.end(0, 137)
+    cluster.settle()
+    assert cluster.status["lastFault"] == "digits-worker-0 ended: exit code 137"
+    assert cluster.status["lastFaultTime"] > since
