@@ -56,6 +56,7 @@ _MORE_KINDS = [
 ]
 _UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _LONGEST_PAUSE = 10.0
+_LONGEST_WORDS = 4096
 # Seconds that a kubelet gives even a pod that is deleted at once (grace 0).
 _LEAST_GRACE = 1
 
@@ -240,7 +241,8 @@ class Runner:
             code = int(self._container.wait(timeout=86400)["StatusCode"])
             self._over.set()
             ended = {"exitCode": code, "reason": self._reason(code), "startedAt": started}
-            state = {"terminated": {**ended, "finishedAt": now()}}
+            words = {"message": self._last_words.read_text(errors="replace")[:_LONGEST_WORDS]}
+            state = {"terminated": {**ended, **words, "finishedAt": now()}}
             policy = self._pod["spec"].get("restartPolicy", "Always")
             again = policy == "Always" or (policy == "OnFailure" and code)
             if not again or self._ending.is_set():
@@ -405,11 +407,18 @@ class Runner:
             else:
                 raise DockerException(f"this kind of volume is not known here: {volume}")
             yield _filled(directory, files), mount["mountPath"], _mode(mount)
+        path = self._spec.get("terminationMessagePath", "/dev/termination-log")
+        yield _filled(self._directory, {"last-words": b""}) / "last-words", path, "rw"
+        self._last_words.chmod(0o666)
         if self._pod["spec"].get("automountServiceAccountToken", True):
             token, cluster = self._cluster.fake.server.token, self._cluster
             files = {"token": token.encode(), "namespace": self._namespace.encode()}
             files["ca.crt"] = (cluster.directory / "server.pem").read_bytes()
             yield _filled(self._directory / ".account", files), _ACCOUNT, "ro"
+
+    @property
+    def _last_words(self) -> Path:
+        return self._directory / "last-words"
 
     def _memory_of(self, volume: str) -> Path:
         return Path("/dev/shm") / f"elastic-kube-{self._pod['metadata']['uid']}-{volume}"

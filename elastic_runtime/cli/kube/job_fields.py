@@ -35,7 +35,7 @@ _SPEC: Fields = {
             *("rdzvEndpoint", "rdzvBackend", "rdzvId", "minReplicas", "maxReplicas"),
             *("nprocPerNode", "spares", "maxRestarts", "suspend", "cleanPodPolicy"),
             *("ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
-            *("schedulingPolicy", "rollout"),
+            *("schedulingPolicy", "rollout", "managedBy", "priorityClassName"),
         )
     ),
     "failurePolicy": {"rules": [_RULE]},

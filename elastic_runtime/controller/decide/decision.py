@@ -43,7 +43,7 @@ from elastic_runtime.controller.decide.status_builder import (
     StatusBuilder,
 )
 from elastic_runtime.controller.spec.field_reader import InvalidSpec
-from elastic_runtime.controller.spec.job_spec import CLEAN_ALL, CLEAN_NONE, JobSpec
+from elastic_runtime.controller.spec.job_spec import CLEAN_ALL, CLEAN_NONE, MANAGER, JobSpec
 from elastic_runtime.kubernetes.api_times import format_time, parse_time
 from elastic_runtime.limits import SHORT_POD_LIFE
 
@@ -68,6 +68,9 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
     """
     if job["metadata"].get("deletionTimestamp"):
         return JobPlan(status=dict(job.get("status") or {}), reason="the job is being deleted")
+    manager = (job.get("spec") or {}).get("managedBy")
+    if manager not in (None, "", MANAGER):
+        return JobPlan(status=dict(job.get("status") or {}), reason=f"{manager!r} manages the job")
     status = StatusBuilder(job, now)
     try:
         spec = JobSpec.of(job)

@@ -75,6 +75,8 @@ def etcd_pod(spec: JobSpec, default_image: str = ETCD_IMAGE) -> Json:
         },
         "volumes": [{"name": "data", "emptyDir": {}}],
     }
+    if spec.priority_class:
+        pod["priorityClassName"] = spec.priority_class
     given = spec.etcd.template
     pod = merge_pod(pod, given.get("spec") or {})
     said, metadata = given.get("metadata") or {}, owned_metadata(spec, etcd_name(spec.name), "etcd")

@@ -190,11 +190,15 @@ def worker_pod(
         ATTEMPT_LABEL: str(attempt),
     }
     metadata["annotations"] = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(METRICS_PORT),
         **(given.get("annotations") or {}),
         TEMPLATE_ANNOTATION: template_mark(spec),
         SETTINGS_ANNOTATION: settings_mark(spec),
     }
     pod = {**template["spec"], "restartPolicy": "Never"}
+    if spec.priority_class:
+        pod.setdefault("priorityClassName", spec.priority_class)
     # A name in DNS needs both, though the host name would be the same without being said.
     pod.setdefault("hostname", name)
     pod.setdefault("subdomain", spec.name)
@@ -229,7 +233,7 @@ def settings_mark(spec: JobSpec) -> str:
     """
     place = spec.checkpoint and (spec.checkpoint.claim, spec.checkpoint.place)
     secrets = sorted(spec.secrets.items())
-    return _mark([spec.nproc, spec.max_restarts, place, secrets])
+    return _mark([spec.nproc, spec.max_restarts, place, secrets, spec.priority_class])
 
 
 def _mark(value: Any) -> str:

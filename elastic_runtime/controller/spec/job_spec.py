@@ -53,9 +53,13 @@ RULE_ACTIONS = (FAIL_JOB, RESTART, IGNORE, COUNT)
 # More are a slip of the keyboard, and would be made one by one.
 MOST_PODS = 10_000
 MOUNT_PATH = "/checkpoints"
+# What ``managedBy`` says of a job that this controller looks after, if it says anything.
+MANAGER = f"{API_GROUP}/controller"
 # The name is part of those of pods and Services, which are DNS labels of at most 63 characters.
 LONGEST_NAME = 50
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_MANAGER = re.compile(_OBJECT.pattern + r"/[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?")
 _NPROC = re.compile(r"auto|cpu|gpu|xpu|[1-9][0-9]{0,4}")
 
 
@@ -148,6 +152,8 @@ class JobSpec:
             ``Rolling``: they are replaced, one after the other.
         checkpoint: where checkpoints go; None: the script knows.
         etcd: how etcd is run or reached.
+        priority_class: ``priorityClassName`` of all pods that do not say another one.
+        manager: ``managedBy``: who looks after the job; "": this controller.
     """
 
     name: str
@@ -174,6 +180,8 @@ class JobSpec:
     rollout: str = ON_RECREATE
     checkpoint: Checkpoint | None = None
     etcd: Etcd = field(default_factory=Etcd)
+    priority_class: str = ""
+    manager: str = ""
 
     @classmethod
     def of(cls, job: Json) -> JobSpec:
@@ -226,6 +234,8 @@ class JobSpec:
             rollout=spec.choice("rollout", ROLLOUTS, ON_RECREATE),
             checkpoint=_checkpoint(spec),
             etcd=_etcd(spec),
+            priority_class=_matching(spec, "priorityClassName", _OBJECT, "high-priority"),
+            manager=_matching(spec, "managedBy", _MANAGER, MANAGER),
         )
         return read.check()
 
@@ -326,6 +336,13 @@ def _endpoint(spec: Section) -> str:
         parse_endpoint(text, "" if "://" in text else "etcd")
     except UsageError as error:
         raise InvalidSpec(path, str(error)) from None
+    return text
+
+
+def _matching(spec: Section, name: str, form: re.Pattern[str], example: str) -> str:
+    text = spec.text(name)
+    if text and not form.fullmatch(text):
+        raise InvalidSpec(f"{spec.path}.{name}", f"{text!r} is not of the form of {example}")
     return text
 
 

@@ -281,3 +281,13 @@ def test_a_success_counts_though_the_job_is_suspended() -> None:
     cluster.edit(suspend=True)
     cluster.settle()
     assert cluster.holds("Succeeded")
+
+
+def test_a_job_that_somebody_else_manages_is_left_alone() -> None:
+    cluster = Cluster(job(managedBy="kueue.x-k8s.io/multikueue"))
+    plan = cluster.step()
+    assert (plan.actions, plan.events, plan.status) == ((), (), {})
+    assert "multikueue" in plan.reason
+    ours = Cluster(job(managedBy="elastic.pytorch.org/controller"))
+    ours.settle()
+    assert ours.indices == [0, 1]

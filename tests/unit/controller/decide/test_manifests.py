@@ -208,3 +208,42 @@ def test_nothing_of_the_workers_selects_etcd() -> None:
 )
 def test_workers_get_the_address_of_the_service(address: str, endpoint: str) -> None:
     assert manifests.etcd_endpoint(JobSpec.of(job()), {"digits-etcd": address}) == endpoint
+
+
+def test_all_pods_of_a_job_have_its_priority_unless_they_name_another() -> None:
+    made = job(priorityClassName="high")
+    assert pod(made)["spec"]["priorityClassName"] == "high"
+    assert etcd_manifests.etcd_pod(JobSpec.of(made))["spec"]["priorityClassName"] == "high"
+    made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["priorityClassName"] = "low"
+    assert pod(made)["spec"]["priorityClassName"] == "low"
+    made["spec"]["etcd"] = {"template": {"spec": {"priorityClassName": "low"}}}
+    assert etcd_manifests.etcd_pod(JobSpec.of(made))["spec"]["priorityClassName"] == "low"
+    assert "priorityClassName" not in pod(job())["spec"]
+
+
+def test_a_pod_is_found_by_prometheus_unless_its_template_says_otherwise() -> None:
+    notes = pod(job())["metadata"]["annotations"]
+    assert (notes["prometheus.io/scrape"], notes["prometheus.io/port"]) == ("true", "9404")
+    template = {"metadata": {"annotations": {"prometheus.io/scrape": "false"}}}
+    spec = {"containers": [{"name": "main", "image": "img:1"}]}
+    made = job(worker={"template": {**template, "spec": spec}})
+    assert pod(made)["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
+
+
+def test_a_read_only_root_gets_a_place_for_temporary_files() -> None:
+    read_only = container(job(), securityContext={"readOnlyRootFilesystem": True})
+    worker = pod(read_only)["spec"]["containers"][0]
+    assert {"name": "elastic-tmp", "mountPath": "/tmp"} in worker["volumeMounts"]
+    own = [{"name": "mine", "mountPath": "/tmp"}]
+    worker = pod(container(read_only, volumeMounts=own))["spec"]["containers"][0]
+    assert [one["name"] for one in worker["volumeMounts"] if one["mountPath"] == "/tmp"] == ["mine"]
+    mounts = pod(job())["spec"]["containers"][0]["volumeMounts"]
+    assert not [one for one in mounts if one["mountPath"] == "/tmp"]
+
+
+def test_the_last_words_of_a_container_are_its_own_or_its_log() -> None:
+    worker = pod(job())["spec"]["containers"][0]
+    assert worker["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    other = container(job(), terminationMessagePath="/words", terminationMessagePolicy="File")
+    assert env(pod(other))["ELASTIC_TERMINATION_LOG"] == "/words"
+    assert pod(other)["spec"]["containers"][0]["terminationMessagePolicy"] == "File"
