@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.manifests import (
     JOB_LABEL,
@@ -13,6 +13,7 @@ from elastic_runtime.controller.decide.manifests import (
     etcd_name,
     owned_metadata,
 )
+from elastic_runtime.controller.spec.pod_template import ETCD_CONTAINER
 from elastic_runtime.defaults import ETCD_PORT
 from elastic_runtime.kubernetes.pod_merge import merge_pod
 
@@ -33,8 +34,34 @@ def etcd_pod(spec: JobSpec, default_image: str = ETCD_IMAGE) -> Json:
         spec: the job; ``spec.etcd.template`` is merged into the pod.
         default_image: if the job does not choose.
     """
-    container = {
-        "name": "etcd",
+    pod = {
+        "containers": [_etcd_container(spec, default_image)],
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    }
+    if spec.priority_class:
+        pod["priorityClassName"] = spec.priority_class
+    given = spec.etcd.template
+    pod = merge_pod(pod, given.get("spec") or {})
+    said, metadata = given.get("metadata") or {}, owned_metadata(spec, etcd_name(spec.name), "etcd")
+    metadata["labels"] = {**(said.get("labels") or {}), **metadata["labels"]}
+    mark = hashlib.sha256(json.dumps(pod, sort_keys=True).encode()).hexdigest()[:12]
+    metadata["annotations"] = {**(said.get("annotations") or {}), TEMPLATE_ANNOTATION: mark}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def _etcd_container(spec: JobSpec, default_image: str) -> dict[str, Any]:
+    return {
+        "name": ETCD_CONTAINER,
         "image": spec.etcd.image or default_image,
         "imagePullPolicy": "IfNotPresent",
         "command": _etcd_command(etcd_name(spec.name)),
@@ -61,29 +88,6 @@ def etcd_pod(spec: JobSpec, default_image: str = ETCD_IMAGE) -> Json:
         },
         "volumeMounts": [{"name": "data", "mountPath": "/var/lib/etcd"}],
     }
-    pod = {
-        "containers": [container],
-        "restartPolicy": "Always",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 5,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 10001,
-            "fsGroup": 10001,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "volumes": [{"name": "data", "emptyDir": {}}],
-    }
-    if spec.priority_class:
-        pod["priorityClassName"] = spec.priority_class
-    given = spec.etcd.template
-    pod = merge_pod(pod, given.get("spec") or {})
-    said, metadata = given.get("metadata") or {}, owned_metadata(spec, etcd_name(spec.name), "etcd")
-    metadata["labels"] = {**(said.get("labels") or {}), **metadata["labels"]}
-    mark = hashlib.sha256(json.dumps(pod, sort_keys=True).encode()).hexdigest()[:12]
-    metadata["annotations"] = {**(said.get("annotations") or {}), TEMPLATE_ANNOTATION: mark}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
 def _etcd_command(name: str) -> list[str]:

@@ -179,24 +179,8 @@ def worker_pod(
         resuming: other pods may be training in a round of this attempt: should etcd have lost its
             memory, the agent waits for them.
     """
-    template = spec.template
-    given = template.get("metadata") or {}
     name = pod_name(spec.name, index)
-    metadata = owned_metadata(spec, name, "worker")
-    metadata["labels"] = {
-        **(given.get("labels") or {}),
-        **metadata["labels"],
-        INDEX_LABEL: str(index),
-        ATTEMPT_LABEL: str(attempt),
-    }
-    metadata["annotations"] = {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(METRICS_PORT),
-        **(given.get("annotations") or {}),
-        TEMPLATE_ANNOTATION: template_mark(spec),
-        SETTINGS_ANNOTATION: settings_mark(spec),
-    }
-    pod = {**template["spec"], "restartPolicy": "Never"}
+    pod = {**spec.template["spec"], "restartPolicy": "Never"}
     if spec.priority_class:
         pod.setdefault("priorityClassName", spec.priority_class)
     # A name in DNS needs both, though the host name would be the same without being said.
@@ -218,7 +202,27 @@ def worker_pod(
     _add_volumes(spec, pod, worker)
     containers[spec.container] = worker
     pod["containers"] = containers
+    metadata = _pod_metadata(spec, name, index, attempt)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def _pod_metadata(spec: JobSpec, name: str, index: int, attempt: int) -> dict[str, Any]:
+    given = spec.template.get("metadata") or {}
+    metadata = owned_metadata(spec, name, "worker")
+    metadata["labels"] = {
+        **(given.get("labels") or {}),
+        **metadata["labels"],
+        INDEX_LABEL: str(index),
+        ATTEMPT_LABEL: str(attempt),
+    }
+    metadata["annotations"] = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(METRICS_PORT),
+        **(given.get("annotations") or {}),
+        TEMPLATE_ANNOTATION: template_mark(spec),
+        SETTINGS_ANNOTATION: settings_mark(spec),
+    }
+    return metadata
 
 
 def template_mark(spec: JobSpec) -> str:
