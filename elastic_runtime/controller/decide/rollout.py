@@ -29,9 +29,18 @@ REFUSED = "TemplateRefused"
 
 # A dry run reaches nobody, but an endpoint must look like one.
 _NOWHERE = "etcd:2379"
-# As the API server names fields of a pod: 'unknown field "spec.containers[0].arg"', and
-# 'spec.containers[0].env[1].name: Required value'.
-_FIELD = re.compile(r'(?:unknown|duplicate) field "([^"]+)"|: ?((?:spec|metadata)[\w.\[\]/"-]*): ')
+# What the API server begins with, and how it names fields of a pod: 'unknown field
+# "spec.containers[0].arg"', 'spec.containers[0].env[1].name: Required value', and 'Go struct field
+# EnvVar.spec.containers.env.value of type string'.
+_PREAMBLE = re.compile(
+    r'^(?:Pod in version "\w+" cannot be handled as a Pod: (?:strict decoding error: )?'
+    r'|Pod "[^"]*" is invalid: )'
+)
+_FIELD = re.compile(
+    r'(?:unknown|duplicate) field "([^"]+)"'
+    r'|(?:^|[ \[])((?:spec|metadata)\.[\w.\[\]/"-]*): '
+    r"|Go struct field \w*\.((?:spec|metadata)\.[\w.]+)"
+)
 
 
 def check_pod(spec: JobSpec, attempt: int = 0, endpoint: str = "") -> Json:
@@ -54,9 +63,9 @@ def refusal(said: str) -> Problem:
     Args:
         said: by the API server.
     """
-    said = said.partition("strict decoding error: ")[2] or said
-    found = _FIELD.search(f": {said}")
-    field = f"{TEMPLATE}.{found[1] or found[2]}" if found else TEMPLATE
+    said = _PREAMBLE.sub("", said)
+    found = _FIELD.search(said)
+    field = f"{TEMPLATE}.{found[found.lastindex or 0]}" if found else TEMPLATE
     return Problem(REFUSED, f"the API server refuses a pod of this template: {said}", field)
 
 

@@ -15,7 +15,7 @@ from elastic_runtime.controller.decide.job_types import (
     DeletePod,
     Problem,
 )
-from elastic_runtime.controller.decide.rollout import REFUSED
+from elastic_runtime.controller.decide.rollout import REFUSED, refusal
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster, running
 
@@ -99,6 +99,48 @@ def test_a_pod_comes_after_the_check_of_its_template() -> None:
     cluster.vanish(1)
     kinds = [type(action) for action in cluster.decide().actions]
     assert kinds == [CheckPod, CreatePod]
+
+
+HANDLED = 'Pod in version "v1" cannot be handled as a Pod: '
+STRICT = f"{HANDLED}strict decoding error: "
+INVALID = 'Pod "digits-worker-check" is invalid: '
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "rest"),
+    [  # as Kubernetes 1.34 says it
+        (
+            f'{STRICT}unknown field "spec.containers[0].arg", unknown field "spec.nodeSelectr"',
+            "spec.containers[0].arg",
+            'unknown field "spec.containers[0].arg", unknown field "spec.nodeSelectr"',
+        ),
+        (
+            (
+                f"{HANDLED}json: cannot unmarshal number into Go struct field "
+                "EnvVar.spec.containers.env.value of type string"
+            ),
+            "spec.containers.env.value",
+            "json: cannot unmarshal number",
+        ),
+        (
+            f'{INVALID}spec.containers[0].name: Invalid value: "A_b": a lowercase RFC 1123 label',
+            "spec.containers[0].name",
+            "spec.containers[0].name: Invalid value",
+        ),
+        (
+            f"{INVALID}[spec.containers[0].env[0].name: Required value, spec.restartPolicy: no]",
+            "spec.containers[0].env[0].name",
+            "[spec.containers[0].env[0].name: Required value",
+        ),
+        (f"{HANDLED}quantities must match the regular expression", "", "quantities must match"),
+    ],
+)
+def test_a_refusal_names_the_field_of_the_template(said: str, field: str, rest: str) -> None:
+    problem = refusal(said)
+    template = "spec.replicaSpecs.Worker.template"
+    assert problem.field == (f"{template}.{field}" if field else template)
+    assert f"a pod of this template: {rest}" in problem.message
+    assert problem.reason == REFUSED
 
 
 # ---------------------------------------------------------------- what is told
