@@ -78,12 +78,13 @@ class ClusterState:
             if meta["uid"] not in uids and int(meta["resourceVersion"]) <= version:
                 self.delete(job)
 
-    def observe(self, key: Key, problems: Iterable[Problem] = ()) -> Observed:
+    def observe(self, key: Key, problems: Iterable[Problem] = (), checked: str = "") -> Observed:
         """What is seen of a job that is there.
 
         Args:
             key: which one.
             problems: what is known beyond that.
+            checked: the mark of a pod that was checked just now, and accepted.
         """
         job = self.jobs[key]
         uid = job["metadata"]["uid"]
@@ -98,6 +99,7 @@ class ClusterState:
             etcd_guarded=etcd_name(key[1]) in budgets,
             report=self.reports.get(key),
             problems=(*problems, *((_taken(job, rival),) if rival else ())),
+            checked=checked,
         )
 
     def rival(self, key: Key) -> Key | None:

@@ -41,12 +41,14 @@ class Outcome:
         again: something was not as we thought, or the server did not answer: look again soon.
         taken: names that something else has; that is only a problem if it stays so.
         deleted: the job itself was deleted.
+        checked: the mark of a pod that was checked, and can be made.
     """
 
     problems: tuple[Problem, ...] = ()
     again: bool = False
     taken: tuple[Problem, ...] = ()
     deleted: bool = False
+    checked: str = ""
 
 
 def creates(action: Action) -> bool:
@@ -76,22 +78,29 @@ class Executor:
             uid: of the job; it may be gone at any moment.
             actions: what is to be done.
         """
-        errors = await self._all(key, uid, [one for one in actions if not creates(one)])
-        making, size = [one for one in actions if creates(one)], 1
-        while making and not errors:
-            errors += await self._all(key, uid, making[:size])
+        failed = await self._all(key, uid, [one for one in actions if not creates(one)])
+        making, size, checked = [one for one in actions if creates(one)], 1, ""
+        while making and not failed:
+            failed += await self._all(key, uid, making[:size])
+            refused = [action for action, _ in failed]
+            done = [one for one in making[:size] if isinstance(one, CheckPod)]
+            checked = next((one.mark for one in done if one not in refused), checked)
             making, size = making[size:], 2 * size
-        problems = {_problem(error) for error in errors if not (error.transient or error.conflict)}
+        errors = [error for _, error in failed]
+        problems = {_problem(action, error) for action, error in failed if _is_final(error)}
         return Outcome(
             problems=tuple(sorted(problems, key=str)),
-            again=any(error.transient or error.conflict for error in errors),
+            again=not all(map(_is_final, errors)),
             taken=tuple(_taken(error) for error in errors if error.already_exists)[:1],
             deleted=any(isinstance(action, DeleteJob) for action in actions),
+            checked=checked,
         )
 
-    async def _all(self, key: Key, uid: str, actions: Sequence[Action]) -> list[ApiError]:
+    async def _all(
+        self, key: Key, uid: str, actions: Sequence[Action]
+    ) -> list[tuple[Action, ApiError]]:
         done = await asyncio.gather(*(self._one(key, uid, action) for action in actions))
-        return [error for error in done if error]
+        return [(action, error) for action, error in zip(actions, done, strict=True) if error]
 
     async def _one(self, key: Key, uid: str, action: Action) -> ApiError | None:
         try:
@@ -124,11 +133,13 @@ class Executor:
         """Has a pod checked; only what is wrong with the pod itself is of interest.
 
         A quota may have room by the time when it is created, and a webhook may refuse dry runs.
+        What is forbidden otherwise (a service account that is not there) stays so.
         """
         try:
             await self._client.check(PODS, namespace, action.manifest)
         except ApiError as error:
-            if error.malformed or error.transient:
+            forbidden = error.code == 403 and not error.quota_exceeded
+            if error.malformed or error.transient or forbidden:
                 raise
 
     async def _apply(self, key: Key, uid: str, action: ApplyManifest) -> None:
@@ -160,13 +171,20 @@ def _taken(error: ApiError) -> Problem:
     return Problem("NameTaken", f"{error.message}: {text}; trying again")
 
 
-def _problem(error: ApiError) -> Problem:
+def _is_final(error: ApiError) -> bool:
+    """Whether the same request will be answered so again."""
+    return not (error.transient or error.conflict)
+
+
+def _problem(action: Action, error: ApiError) -> Problem:
     # The pod's name is in front of it: each pod would be a problem of its own.
     said = error.message.partition(" is forbidden: ")[2] or error.message
     if error.quota_exceeded:
         return Problem("QuotaExceeded", f"{said}; trying again")
-    if error.malformed:
+    if error.malformed and isinstance(action, CheckPod | CreatePod):
         return refusal(error.message)
     if error.code == 403:
         return Problem("Forbidden", f"{said}; trying again")
-    return Problem("Rejected", f"the API server refuses what the job asks for: {error.message}")
+    etcd = isinstance(action, ApplyManifest) and action.kind == "Pod"
+    text = f"the API server refuses what the job asks for: {error.message}"
+    return Problem("Rejected", text, "spec.etcd.template" if etcd else "")

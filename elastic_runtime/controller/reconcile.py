@@ -88,6 +88,7 @@ class Reconciler:
         self._now, self._metrics, self._emit = now, metrics, emit
         self._executor = Executor(client, state)
         self._setbacks: dict[Key, Retry] = {}
+        self._checked: dict[Key, str] = {}  # marks of templates that were accepted just now
 
     async def run(self) -> None:
         """Works; never ends by itself."""
@@ -117,6 +118,7 @@ class Reconciler:
         job = self._state.jobs.get(key)
         if job is None:
             self._setbacks.pop(key, None)
+            self._checked.pop(key, None)
             self._queue.cancel_timer(key)
             return
         if job["metadata"].get("deletionTimestamp"):
@@ -124,7 +126,8 @@ class Reconciler:
         now, setback = self._now(), self._setback(key)
         waits = _loop_time() < setback.until
         problems = setback.problems if waits else ()
-        plan = self._decide(job, self._state.observe(key, problems), now)
+        checked = self._checked.pop(key, "")
+        plan = self._decide(job, self._state.observe(key, problems, checked), now)
         actions = [one for one in plan.actions if not (waits and creates(one))]
         if plan.reason and (actions or plan.events):
             self._emit(ControllerDecided("/".join(key), plan.reason))
@@ -137,6 +140,8 @@ class Reconciler:
                 plan = self._decide(job, self._state.observe(key, setback.problems), now)
         await self._write(key, job, plan)
         pause = plan.wake_at - self._now()
+        if outcome.checked:
+            self._checked[key], pause = outcome.checked, 0.0
         if setback.tries:
             pause = min(pause, setback.until - _loop_time())
         if pause < NEVER:

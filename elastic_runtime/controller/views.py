@@ -110,7 +110,18 @@ def _etcd(item: Json) -> EtcdView:
         node=(item.get("spec") or {}).get("nodeName") or "",
         template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
         image=str(images[0] or "") if images else "",
+        created_at=parse_time(meta.get("creationTimestamp")),
+        unready_since=_unready_since(meta, status),
     )
+
+
+def _unready_since(meta: Json, status: Json) -> float:
+    ready = _condition(status, "Ready")
+    if meta.get("deletionTimestamp"):
+        return parse_time(meta["deletionTimestamp"])
+    if ready.get("status") == "True":
+        return 0.0
+    return parse_time(ready.get("lastTransitionTime") or meta.get("creationTimestamp"))
 
 
 def _container(item: Json) -> Json:

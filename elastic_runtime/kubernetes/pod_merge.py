@@ -38,6 +38,8 @@ def merge_pod(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 def _by_name(old: list[Any], new: list[Any], merging: bool) -> list[Any]:
     """Both lists, without two objects of one name; what has no name stays as it is."""
+    if not all(isinstance(item, Mapping) for item in (*old, *new)):
+        return new
     found = list(old)
     places = {item.get("name"): place for place, item in enumerate(old)}
     for item in new:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide.job_types import Problem
+from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED, Problem
 from elastic_runtime.controller.decide.pod_failures import Meaning
 from elastic_runtime.controller.decide.status_builder import RESTARTING, RUNNING
 from elastic_runtime.controller.spec.job_spec import TEMPLATE
@@ -120,6 +120,13 @@ def _etcd_problems(context: PlanContext, etcd: EtcdView) -> list[Problem]:
     if _is_unplaced(context, etcd):
         text = f"there is no place for {etcd.name}; kubectl describe pod {etcd.name} says why"
         return [Problem("Unschedulable", text, "spec.etcd")]
+    if etcd.phase in (FAILED, SUCCEEDED) and not etcd.deleting:
+        text = f"{etcd.name} has ended, and is replaced; kubectl describe pod {etcd.name} says why"
+        return [Problem("EtcdNotReady", text, "spec.etcd")]
+    if context.is_slow(etcd):
+        what = "is being deleted, and does not go" if etcd.deleting else "is not ready"
+        text = f"{etcd.name} {what}; kubectl describe pod {etcd.name}, or logs, says why"
+        return [Problem("EtcdNotReady", text, "spec.etcd")]
     return []
 
 
@@ -218,9 +225,11 @@ def _may_still_report(context: PlanContext) -> bool:
     """Whether the agents are so young that they may have had no time to say anything."""
     starts = sorted(pod.started_at for pod in context.running)
     due = starts[context.enough - 1] + FIRST_REPORT_TIMEOUT
-    if due > context.now:
+    # What is further ahead was said by a clock that is wrong.
+    young = 0 < due - context.now <= FIRST_REPORT_TIMEOUT
+    if young:
         context.wake_at(due)
-    return due > context.now
+    return young
 
 
 def _waits_for(context: PlanContext) -> tuple[str, str]:

@@ -104,7 +104,7 @@ def _accept_job(context: PlanContext, new: bool) -> None:
         status.count_restarts({})
     labels = selector(spec.name)
     status.values["selector"] = ",".join(f"{name}={labels[name]}" for name in sorted(labels))
-    if not context.observed.pods:
+    if not context.observed.pods or not memory.launch:
         memory.launch = (spec.minimum, spec.maximum)
     elif new and context.launch != (spec.minimum, spec.maximum):
         low, high = context.launch
@@ -180,6 +180,7 @@ def _next_attempt(context: PlanContext, end: PodEnd, short: bool) -> JobPlan:
     memory.begun = memory.done = False
     text = f"{end.message}; attempt {failures + 1} of {spec.backoff_limit + 1}"
     status.count_restarts({"failed": 1})
+    status.note_fault(end.message)
     status.set_condition(RUNNING, False, "Restarting", text)
     status.set_condition(RESTARTING, True, "JobFailed", text)
     status.add_event("Restarting", text, WARNING)
@@ -196,6 +197,11 @@ def _end_job(context: PlanContext, kind: str, reason: str, message: str) -> JobP
     status.values["completionTime"] = format_time(now)
     if report := context.last_report:
         status.apply_report(report, last=True)
+    status.clear_world()
+    if not context.running:
+        rollout.forget(context, "Ended", "the job has ended")
+    if kind == FAILED:
+        status.note_fault(message)
     status.count_pods(context.observed.pods)
     status.add_event(
         kind if kind == SUCCEEDED else reason, message, NORMAL if kind == SUCCEEDED else WARNING
@@ -257,6 +263,7 @@ def _suspend(context: PlanContext) -> JobPlan:
     status.values.pop("startTime", None)
     if not context.running:
         status.clear_world()
+        rollout.forget(context, "Suspended", "no pod runs")
     memory.slots = {pod.index: PodSlot(pod.uid) for pod in context.pods}
     memory.begun, memory.desired = False, 0
     if context.observed.pods:

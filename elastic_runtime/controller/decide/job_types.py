@@ -102,6 +102,8 @@ class EtcdView:
         waiting_reason, waiting_message: why its container does not start.
         unschedulable, unplaced_since, node, template: as of a worker pod.
         image: what it is to run.
+        created_at: in seconds since 1970; 0: unknown.
+        unready_since: since when it is not ready, in seconds since 1970; 0: unknown.
     """
 
     name: str
@@ -116,6 +118,8 @@ class EtcdView:
     node: str = ""
     template: str = ""
     image: str = ""
+    created_at: float = 0.0
+    unready_since: float = 0.0
 
     @property
     def serves(self) -> bool:
@@ -187,6 +191,7 @@ class Observed:
         etcd_guarded: its etcd has a PodDisruptionBudget.
         report: what its agents say; None if none is in reach.
         problems: what the operator knows to be wrong.
+        checked: the mark of the last ``CheckPod`` that was accepted, if it was just now.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -196,6 +201,7 @@ class Observed:
     etcd_guarded: bool = False
     report: AgentReport | None = None
     problems: tuple[Problem, ...] = ()
+    checked: str = ""
 
 
 # ---------------------------------------------------------------- what is decided
@@ -224,10 +230,12 @@ class CheckPod:
 
     Attributes:
         manifest: the whole Pod, under a name that no pod has.
+        mark: what is found in ``Observed.checked`` if it is accepted.
         why: for people and the log.
     """
 
     manifest: Json = field(default_factory=dict, repr=False)
+    mark: str = ""
     why: str = ""
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import JobPlan
-from elastic_runtime.controller.decide.pod_failures import USAGE_ERROR, Meaning, PodEnd, end_of
-from elastic_runtime.limits import POD_PAUSES
+from elastic_runtime.controller.decide.job_types import RUNNING, JobPlan
+from elastic_runtime.controller.decide.pod_failures import CANNOT_START, Meaning, PodEnd, end_of
+from elastic_runtime.limits import POD_PAUSES, SHORT_POD_LIFE, SLOW_POD_START
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import (
         Action,
         AgentReport,
+        EtcdView,
         Observed,
         PodView,
         Problem,
@@ -142,14 +143,39 @@ class PlanContext:
     def end_of(self, pod: PodView) -> PodEnd:
         """What the end of a pod means, beside what else there is.
 
-        A pod that refuses to start is the end of a job, unless other pods train with another
-        template: then it says something about this template, and not about the job.
+        A pod that cannot start is the end of a job, and one that fails is a failure, unless other
+        pods train with another template: then it says something about this template, and not about
+        the job.
         """
         end = end_of(self.spec, pod)
-        if end.meaning is Meaning.FAIL and end.reason == USAGE_ERROR:
-            if any(other.template != pod.template for other in self.running):
+        at_once = end.meaning is Meaning.COUNT and pod.lifetime < SHORT_POD_LIFE
+        if end.reason in CANNOT_START or at_once:
+            others = (one for one in self.pods if one.phase == RUNNING and not one.ended)
+            if any(_are_different(pod, other) for other in others):
                 return replace(end, meaning=Meaning.REPLACE)
         return end
+
+    def is_slow(self, etcd: EtcdView) -> bool:
+        """Whether an etcd is not ready for so long that it will not be by itself."""
+        if etcd.serves or not etcd.unready_since:
+            return False
+        due = etcd.unready_since + SLOW_POD_START
+        if 0 < due - self.now <= SLOW_POD_START:
+            self.wake_at(due)
+            return False
+        return True
+
+    def is_former(self, pod: PodView) -> bool:
+        """Whether a pod is of an earlier attempt."""
+        return pod.attempt != self.status.attempt
+
+    def is_left_out(self, index: int) -> bool:
+        """Whether there is no place for a pod, or it is left as it ended, as a rule asks."""
+        pod = next((one for one in self.pods if one.index == index), None)
+        if pod is None:
+            return False
+        left = pod.ended and self.end_of(pod).meaning is Meaning.LEAVE
+        return left or (bool(pod.unschedulable) and not pod.runs)
 
     @property
     def store_serves(self) -> bool:
@@ -171,9 +197,19 @@ class PlanContext:
     @property
     def last_report(self) -> AgentReport | None:
         """What is known of the end: agents that have ended know more than they said before."""
-        said = [self.observed.report, *(pod.last_report for pod in self.pods)]
+        said = [*(pod.last_report for pod in self.pods), self.observed.report]
         known = [one for one in said if one and one.round and self._is_of_this_attempt(one)]
-        return max(known, key=lambda one: (one.round, one.step), default=self.report)
+
+        def how_far(one: AgentReport) -> tuple[int, int, int]:
+            return one.round, one.step, sum(one.restarts.values())
+
+        return max(known, key=how_far, default=self.report)
 
     def _is_of_this_attempt(self, report: AgentReport) -> bool:
         return report.run_id in ("", self.spec.run_id(self.status.attempt))
+
+
+def _are_different(pod: PodView, other: PodView) -> bool:
+    """Whether two pods were made from something else, as far as they say it."""
+    known = "" not in (pod.settings, other.settings)
+    return pod.template != other.template or (known and pod.settings != other.settings)

@@ -93,6 +93,8 @@ USAGE_ERROR = "UsageError"
 _NO_ROOM = "OutOf"  # OutOfcpu, OutOfmemory, OutOfpods
 # The container could not even begin; no other pod of this template will do better.
 _NO_START = {"StartError", "ContainerCannotRun"}
+# Why a pod fails that says something about what it was made from.
+CANNOT_START = {USAGE_ERROR, *_NO_START}
 _LONGEST_WORDS = 300
 # Of an agent that has left no words.
 _KNOWN = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import etcd_manifests, manifests
@@ -60,17 +61,37 @@ def _ensure_etcd(context: PlanContext) -> None:
     if etcd is None:
         context.actions.append(ApplyManifest(manifest, "the job names no rdzvEndpoint"))
     elif etcd.phase in (FAILED, SUCCEEDED) and not etcd.deleting:
-        # Evicted, or its node is gone: the kubelet restarts it in every other case.
-        context.actions.append(DeletePod(etcd.name, etcd.uid, 0, f"etcd has ended ({etcd.phase})"))
-    elif _cannot_start(etcd) and etcd.template not in ("", mark) and not etcd.deleting:
+        _replace_etcd(context, etcd)
+    elif _cannot_start(context, etcd) and etcd.template not in ("", mark) and not etcd.deleting:
         why = "etcd cannot start, and is to be another one now"
         context.actions.append(DeletePod(etcd.name, etcd.uid, 0, why))
     _guard_etcd(context)
 
 
-def _cannot_start(etcd: EtcdView) -> bool:
+def _replace_etcd(context: PlanContext, etcd: EtcdView) -> None:
+    """Deletes an etcd that was evicted, or refused by its node, or is lost with it.
+
+    The kubelet restarts it in every other case. One that ends again and again waits longer and
+    longer.
+    """
+    memory, last = context.status.memory, context.status.memory.etcd
+    if last is None or last.uid != etcd.uid:
+        short = context.now - etcd.created_at < SHORT_POD_LIFE
+        falls = (last.falls if last and short else 0) + 1
+        until = math.ceil(context.now + pause(falls)) if falls > 1 else 0
+        why = f"{etcd.name} has ended ({etcd.phase})"
+        last = memory.etcd = PodSlot(etcd.uid, falls, until, why=why)
+        context.status.add_event("EtcdReplaced", why, WARNING)
+    if context.is_ahead(last.until):
+        context.wake_at(last.until)
+    else:
+        context.actions.append(DeletePod(etcd.name, etcd.uid, 0, last.why))
+
+
+def _cannot_start(context: PlanContext, etcd: EtcdView) -> bool:
     """Whether an etcd does not run, and is not about to: what it holds is nothing."""
-    return not etcd.ready and (etcd.phase == PENDING or bool(etcd.waiting_reason))
+    stuck = etcd.phase == PENDING or bool(etcd.waiting_reason)
+    return not etcd.ready and (stuck or context.is_slow(etcd))
 
 
 def _guard_etcd(context: PlanContext) -> None:
@@ -165,10 +186,13 @@ def _record_end(context: PlanContext, pod: PodView, why: str) -> None:
 def _delete_when_due(context: PlanContext, pod: PodView, why: str) -> None:
     # Until its successor may come, it stays, with its logs.
     until = context.status.memory.slots[pod.index].until
-    if context.is_ahead(until):
+    if context.is_ahead(until) and context.is_current(pod):
         context.wake_at(until)
-    else:
-        context.actions.append(DeletePod(pod.name, pod.uid, None, why))
+        return
+    # What its successor is made from is something else: it may well be better.
+    slots = context.status.memory.slots
+    slots[pod.index] = replace(slots[pod.index], until=0)
+    context.actions.append(DeletePod(pod.name, pod.uid, None, why))
 
 
 def delete_outdated_pods(context: PlanContext) -> None:

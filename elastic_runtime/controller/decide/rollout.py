@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.controller.decide import manifests
 from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod, Problem
 from elastic_runtime.controller.decide.status_builder import OUTDATED, PodSlot, Roll
-from elastic_runtime.controller.spec.job_spec import ROLLING, TEMPLATE
+from elastic_runtime.controller.spec.job_spec import MOST_PODS, ROLLING, TEMPLATE
 from elastic_runtime.limits import SHORT_POD_LIFE
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REFUSED = "TemplateRefused"
 
+_REPLACED = "it is replaced by one with the present template"
 # A dry run reaches nobody, but an endpoint must look like one.
 _NOWHERE = "etcd:2379"
 # What the API server begins with, and how it names fields of a pod: 'unknown field
@@ -79,15 +80,15 @@ def check_template(context: PlanContext) -> None:
     mark = f"{manifests.template_mark(spec)}-{manifests.settings_mark(spec)}"
     if memory.checked == mark:
         return
+    if context.observed.checked == mark:
+        if memory.checked and context.outdated:
+            context.status.add_event("TemplateChanged", _meaning_of_change(context))
+        memory.checked = mark
+        return
     manifest = check_pod(spec, context.status.attempt, context.endpoint)
-    check = CheckPod(manifest, "the template is new")
+    check = CheckPod(manifest, mark, "the template is new")
     place = len(context.actions) if context.observed.pods else 0
     context.actions.insert(place, check)
-    if any(problem.reason == REFUSED for problem in context.observed.problems):
-        return  # it was refused just now; the next look asks again
-    if memory.checked and context.outdated:
-        context.status.add_event("TemplateChanged", _meaning_of_change(context))
-    memory.checked = mark
 
 
 def _meaning_of_change(context: PlanContext) -> str:
@@ -99,21 +100,49 @@ def _meaning_of_change(context: PlanContext) -> str:
     )
 
 
+# ---------------------------------------------------------------- one after the other
+
+
 def roll_out(context: PlanContext) -> None:
-    """Replaces one pod of an older template, if the spec asks for it and all is well."""
-    old, status = context.outdated, context.status
+    """Replaces one pod of an older template, if the spec asks for it and all is well.
+
+    Which one is written down first, with the round that it is in, and deleted by the next decision:
+    what was done and then forgotten would be taken for a fault.
+    """
+    old, status, memory = context.outdated, context.status, context.status.memory
     status.values["updatedReplicas"] = len(context.running) - len(old)
     if not old:
         if any(pod.deleting and not context.is_current(pod) for pod in context.pods):
             return  # the last one is leaving
-        status.memory.roll = None
-        status.set_condition(OUTDATED, False, "UpToDate", "all pods have the present template")
+        forget(context, "UpToDate", "all pods have the present template")
         return
     reason, why = _why_not_now(context)
-    if not reason:
-        _replace(context, old[-1])
+    chosen = next((pod for pod in old if memory.roll and pod.uid == memory.roll.uid), None)
+    if reason:
+        if chosen is not None and reason not in _PASSING:
+            memory.roll = None  # it was not replaced, and is not to be
+            memory.slots.pop(chosen.index, None)
+    elif chosen is not None:
+        context.actions.append(DeletePod(chosen.name, chosen.uid, None, _REPLACED))
+    else:
+        _choose(context, old[-1])
     text = f"{len(old)} of {len(context.running)} pods run with an older template; "
     status.set_condition(OUTDATED, True, reason or "Rolling", text + why)
+
+
+def forget(context: PlanContext, reason: str, text: str) -> None:
+    """No pod runs with an older template."""
+    context.status.memory.roll = None
+    context.status.set_condition(OUTDATED, False, reason, text)
+
+
+def _choose(context: PlanContext, pod: PodView) -> None:
+    report, memory = context.report, context.status.memory
+    number, nodes = (report.round, report.nodes) if report else (0, 0)
+    memory.roll = Roll(pod.uid, pod.index, number, nodes)
+    memory.slots[pod.index] = PodSlot(pod.uid)  # nothing that is counted, or waited after
+    context.status.add_event("Rolling", f"{pod.name}: {_REPLACED}")
+    context.wake_at(context.now)
 
 
 def _why_not_now(context: PlanContext) -> tuple[str, str]:
@@ -121,40 +150,65 @@ def _why_not_now(context: PlanContext) -> tuple[str, str]:
     spec, status = context.spec, context.status
     if spec.rollout != ROLLING:
         return "OnRecreate", "they keep it until they are replaced (spec.rollout is OnRecreate)"
-    if any(problem.reason == REFUSED for problem in context.observed.problems):
-        return REFUSED, "the present template is refused"
-    one_by_one = "they are replaced one after the other"
-    if not _is_settled(context):
-        return "Rolling", f"{one_by_one}; the next one when all pods train"
-    if len(context.running) <= context.least:
+    if any(isinstance(action, CheckPod) for action in context.actions):
+        refused = any(problem.reason == REFUSED for problem in context.observed.problems)
+        return REFUSED if refused else "NotChecked", "the present template is not accepted yet"
+    if status.memory.done:
+        return "Ending", "training is done"
+    if min(len(context.running), context.wanted) <= context.least:
         advice = "raise replicas, or suspend and resume the job (it goes on from its checkpoint)"
         least = f"to replace one would leave fewer than minReplicas ({context.least})"
         return "AtMinimum", f"{least}: {advice}"
-    if status.memory.done:
-        return "Ending", "training is done"
+    one_by_one = "they are replaced one after the other"
+    if awaited := _awaited(context):
+        return "Rolling", f"{one_by_one}; {awaited}"
     return "", one_by_one
 
 
-def _is_settled(context: PlanContext) -> bool:
-    """Whether all pods that are asked for are there, and train, the one replaced last included."""
-    if len(context.running) < context.wanted or len(context.observed.pods) > context.wanted:
-        return False
+# Reasons that may pass by themselves, while a pod that was chosen stays chosen.
+_PASSING = ("Rolling",)
+
+
+def _awaited(context: PlanContext) -> str:
+    """What is waited for before the next pod is replaced; "" if nothing is."""
+    memory, roll = context.status.memory, context.status.memory.roll
+    if any(pod.deleting or context.is_former(pod) for pod in context.observed.pods):
+        return "one is leaving"
+    if roll and any(pod.uid == roll.uid for pod in context.running):
+        return ""  # it was chosen, and is still to go
+    running = {pod.index for pod in context.running}
+    for index in (index for index in range(context.wanted) if index not in running):
+        # Nothing waits for pods above the minimum that cannot exist, but for one's own successor.
+        if context.is_left_out(index) and not (roll and index == roll.index):
+            continue
+        slot = memory.slots.get(index)
+        why = f" ({slot.why})" if slot and slot.why else ""
+        return f"the next one when {manifests.pod_name(context.spec.name, index)} runs{why}"
+    return "" if _all_train(context) else "the next one when all pods train"
+
+
+def _all_train(context: PlanContext) -> bool:
+    """Whether all that run take part, the successor of the last one that was replaced included."""
     report, roll = context.report, context.status.memory.roll
-    if report is None or not report.round:
-        youngest = max(pod.started_at for pod in context.running)
-        context.wake_at(youngest + SHORT_POD_LIFE)
-        # Agents that report are asked within this time; others are believed to train by then.
-        return youngest + SHORT_POD_LIFE <= context.now
+    if report is None and "round" not in context.status.values:
+        # Nobody reports, and so nobody can say more than the pods themselves.
+        return all(pod.ready for pod in context.running) and _have_run_for_long(context)
+    if report is None or not report.ready or not report.round:
+        return False
     if roll is None:
-        return report.ready
-    # The round that it has left is not the one that its successor is in.
-    return report.ready and report.round > roll.round and report.nodes >= roll.nodes
+        return True
+    # The round that it has left is not the one that its successor is in; a spare was in none, and
+    # after a while what is said is no longer of the time before.
+    full = min(len(context.running), context.launch[1], roll.nodes or MOST_PODS)
+    is_new = report.round > roll.round or _have_run_for_long(context)
+    if not report.nodes:  # an older agent, which does not say how many there are
+        return is_new and _have_run_for_long(context)
+    return is_new and report.nodes >= full
 
 
-def _replace(context: PlanContext, pod: PodView) -> None:
-    report, memory = context.report, context.status.memory
-    memory.roll = Roll(report.round, report.nodes) if report else None
-    memory.slots[pod.index] = PodSlot(pod.uid)  # nothing that is counted, or waited after
-    why = "it is replaced by one with the present template"
-    context.actions.append(DeletePod(pod.name, pod.uid, None, why))
-    context.status.add_event("Rolling", f"{pod.name}: {why}")
+def _have_run_for_long(context: PlanContext) -> bool:
+    due = max(pod.started_at for pod in context.running) + SHORT_POD_LIFE
+    if 0 < due - context.now <= SHORT_POD_LIFE:
+        context.wake_at(due)
+        return False
+    return True

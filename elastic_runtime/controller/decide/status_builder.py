@@ -7,6 +7,7 @@ know is in the field ``memory``, which is for it alone; everything else is for p
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from elastic_runtime.kubernetes.api_times import format_time
 from elastic_runtime.limits import LONGEST_REASON, STATUS_STEP_INTERVAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from elastic_runtime.controller.decide.job_types import AgentReport, Json, PodView, Problem
 
@@ -53,11 +54,14 @@ class Roll:
     """The last pod that was replaced because of its template.
 
     Attributes:
-        round, nodes: the round that it was taken from, and how many nodes that had.
+        uid, index: which one.
+        round, nodes: the round that it was taken from, and how many nodes that had; 0: nobody says.
     """
 
-    round: int
-    nodes: int
+    uid: str
+    index: int
+    round: int = 0
+    nodes: int = 0
 
 
 def _known(kind: type[PodSlot | Roll | Memory], kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +85,7 @@ class Memory:
         told: the problems that there is an event about.
         checked: the mark of the template that the API server has checked last.
         roll: the last step of a rollout; None: there is none.
+        etcd: the last etcd pod of the job that has ended; None: none has.
     """
 
     launch: tuple[int, ...] = ()
@@ -95,10 +100,21 @@ class Memory:
     told: tuple[str, ...] = ()
     checked: str = ""
     roll: Roll | None = None
+    etcd: PodSlot | None = None
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Memory:
-        """As it was kept in the status, perhaps by a controller that keeps more."""
+    def of(cls, kept: Any) -> Memory:
+        """As it was kept in the status, perhaps by a controller that keeps more.
+
+        What cannot be read, since somebody has written it by hand, is forgotten.
+        """
+        try:
+            return cls._read(kept)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return cls()
+
+    @classmethod
+    def _read(cls, kept: Mapping[str, Any]) -> Memory:
         given = _known(cls, kept)
         for name in ("launch", "told"):
             if name in given:
@@ -106,8 +122,11 @@ class Memory:
         slots = kept.get("slots", {})
         given["slots"] = {int(n): PodSlot(**_known(PodSlot, slot)) for n, slot in slots.items()}
         given["counted"] = dict(kept.get("counted", {}))
-        roll = kept.get("roll")
-        given["roll"] = Roll(**_known(Roll, roll)) if roll else None
+        for name, kind in (("roll", Roll), ("etcd", PodSlot)):
+            one = kept.get(name)
+            given[name] = kind(**_known(kind, one)) if one else None
+        if len(given.get("launch", ())) not in (0, 2):
+            raise ValueError("bounds are two numbers")
         return cls(**given)
 
     def kept(self) -> dict[str, Any]:
@@ -133,7 +152,9 @@ class StatusBuilder:
         self.values = dict(old)
         self.memory = Memory.of(old.get("memory") or {})
         self.events: list[JobEvent] = []
-        self._conditions = {each["type"]: dict(each) for each in old.get("conditions") or ()}
+        # Somebody may have written it by hand.
+        conditions = [one for one in old.get("conditions") or () if isinstance(one, Mapping)]
+        self._conditions = {one["type"]: dict(one) for one in conditions if "type" in one}
 
     # ------------------------------------------------------------ conditions
 
@@ -189,7 +210,8 @@ class StatusBuilder:
     @property
     def attempt(self) -> int:
         """How often the whole job was started again."""
-        return int(self.values.get("attempt") or 0)
+        value = self.values.get("attempt")
+        return value if isinstance(value, int) else 0
 
     def count_pods(self, pods: Iterable[PodView], keep_ended: bool = False) -> None:
         """Counts pods by what they do.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tests.integration.controller.conftest import Running
     from tests.kube.cluster import FakeCluster
+    from tests.kube.server import Request
 
     Run = Callable[..., dict[str, Any]]
 
@@ -196,3 +197,76 @@ def test_a_first_step_is_written_at_once(cluster: FakeCluster, running: Run) -> 
     cluster.wait_for(
         lambda: cluster.job("digits")["status"].get("step") == 3, "its first step", patience=15
     )
+
+
+# ---------------------------------------------------------------- answers that are none
+
+
+def checks_pods(request: Request) -> bool:
+    return request.kind == POD and request.query.get("dryRun") == "All"
+
+
+def test_a_rollout_loses_no_pod_to_a_template_that_is_refused(
+    cluster: FakeCluster, running: Run
+) -> None:
+    running(replicas=3, rollout="Rolling")
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
+    change(cluster, template(resource={}))
+    cluster.wait_for(lambda: says(cluster, "Outdated", "TemplateRefused"), "it is told")
+    now = {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
+    assert now == before
+
+
+def test_what_is_forbidden_otherwise_is_told_before_a_pod_goes(
+    cluster: FakeCluster, running: Run
+) -> None:
+    running(replicas=3, rollout="Rolling")
+    said = 'pods "digits-worker-check" is forbidden: violates PodSecurity "restricted:latest"'
+    with cluster.trouble(checks_pods, 403, "Forbidden", said):
+        change(cluster, template("train:2"))
+        cluster.wait_for(lambda: "Forbidden" in reasons(cluster), "it is told")
+        assert images(cluster) == ["train"] * 3
+    cluster.agents.count_rounds = True
+    cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "it is asked again")
+
+
+def test_a_check_that_fails_is_made_again(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    with cluster.trouble(checks_pods, 500, "InternalError", "not now", times=2):
+        submit(worker={"template": template(arg=["train.py"])})
+        cluster.wait_for(lambda: says(cluster, "Running", "TemplateRefused"), "it is refused")
+    assert cluster.store.list(POD) == []
+
+
+def test_a_pod_that_is_to_go_is_deleted_again_if_that_failed(
+    cluster: FakeCluster, running: Run
+) -> None:
+    running(replicas=3, rollout="Rolling")
+
+    def deletes(request: Request) -> bool:
+        return request.verb == "delete" and request.kind == POD
+
+    cluster.agents.count_rounds = True
+    with cluster.trouble(deletes, 500, "InternalError", "not now", times=1):
+        change(cluster, template("train:2"))
+        cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "all pods have it")
+
+
+def test_what_is_refused_of_etcd_is_not_blamed_on_the_workers(
+    cluster: FakeCluster, controller: Running, submit: Run
+) -> None:
+    def makes_etcd(request: Request) -> bool:
+        return creates_no_check(request) and not cluster.pods("digits", "etcd")
+
+    said = 'Pod "digits-etcd" is invalid: spec.containers[0].resources.requests: Invalid value'
+    with cluster.trouble(makes_etcd, 422, "Invalid", said):
+        submit(etcd={"template": {"spec": {"terminationGracePeriodSeconds": 1}}})
+        cluster.wait_for(lambda: says(cluster, "Running", "Rejected"), "it is told")
+    told = cluster.condition("digits", "Running")["message"]
+    assert "spec.etcd.template: the API server refuses what the job asks for" in told
+    wait_until_running(cluster, "digits", 2)
+
+
+def creates_no_check(request: Request) -> bool:
+    return request.verb == "create" and request.kind == POD and not checks_pods(request)

@@ -55,6 +55,7 @@ class Cluster:
         self.pdb: int | None = None
         self.guarded = False
         self.checks = 0
+        self.checked = ""
         self.report: AgentReport | None = None
         self.problems: tuple[Problem, ...] = ()
         self.events: list[JobEvent] = []
@@ -76,6 +77,7 @@ class Cluster:
             etcd=self.etcd,
             pdb=self.pdb,
             etcd_guarded=self.guarded,
+            checked=self.checked,
             report=self.report,
             problems=self.problems,
         )
@@ -134,6 +136,8 @@ class Cluster:
             case CheckPod():
                 assert action.manifest["metadata"]["name"] not in self.pods
                 self.checks += 1
+                if not any(problem.reason == REFUSED for problem in self.problems):
+                    self.checked = action.mark
             case DeletePod():
                 self._delete(action)
             case ApplyManifest(manifest=manifest):
@@ -170,6 +174,7 @@ class Cluster:
                 ready=self.etcd_starts,
                 template=meta["annotations"]["elastic.pytorch.org/template"],
                 image=container["image"],
+                created_at=self.now,
             )
 
     def _delete(self, action: DeletePod) -> None:

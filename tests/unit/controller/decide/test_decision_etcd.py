@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from elastic_runtime.controller.decide.decision import decide
 from elastic_runtime.controller.decide.job_types import (
+    FAILED,
     PENDING,
+    RUNNING,
     AgentReport,
     ApplyManifest,
     DeleteOwned,
@@ -235,3 +237,53 @@ def test_nothing_of_the_guard_is_left_when_the_job_is_suspended_or_ends() -> Non
         cluster.vanish()
         cluster.settle()
         assert (cluster.guarded, cluster.etcd) == (False, None)
+
+
+# ---------------------------------------------------------------- it ends, or never serves
+
+
+def test_an_etcd_that_its_node_refuses_waits_longer_and_longer() -> None:
+    cluster = running(2)
+    trains(cluster)
+    waits = []
+    for _ in range(4):
+        assert cluster.etcd is not None
+        before = cluster.etcd.uid
+        cluster.etcd = replace(cluster.etcd, phase=FAILED, ready=False)
+        ended, plan = cluster.now, cluster.settle()
+        while cluster.etcd.uid == before:
+            cluster.now = plan.wake_at
+            plan = cluster.settle()
+        waits.append(cluster.now - ended)
+    assert waits == [0, 1, 2, 4]
+    assert cluster.reasons("Warning").count("EtcdReplaced") == 4
+    assert cluster.holds("Running")
+
+
+def test_an_etcd_that_is_never_ready_is_told_and_can_be_mended() -> None:
+    cluster = waiting()
+    assert cluster.etcd is not None
+    cluster.etcd = replace(cluster.etcd, phase=RUNNING, unready_since=cluster.now)
+    plan = cluster.settle()
+    assert cluster.condition("Running")["reason"] == "WaitingForEtcd"
+    cluster.now = plan.wake_at
+    cluster.settle()
+    told = cluster.condition("Running")
+    assert (told["status"], told["reason"]) == ("False", "EtcdNotReady")
+    assert "spec.etcd: digits-etcd is not ready" in told["message"]
+    before = cluster.etcd.uid
+    cluster.edit(etcd={"template": {"spec": {"priorityClassName": "high"}}})
+    cluster.settle()
+    assert cluster.etcd.uid != before
+
+
+def test_an_etcd_that_does_not_go_is_told_of_a_job_that_trains() -> None:
+    cluster = running(2)
+    trains(cluster)
+    assert cluster.etcd is not None
+    cluster.etcd = replace(cluster.etcd, deleting=True, unready_since=cluster.now - 90)
+    cluster.end(1, 137)
+    cluster.settle()
+    told = cluster.condition("Running")
+    assert told["status"] == "True"
+    assert "digits-etcd is being deleted, and does not go" in told["message"]

@@ -8,43 +8,21 @@ from typing import Any
 import pytest
 
 from elastic_runtime.controller.decide.job_types import (
-    AgentReport,
     ApplyManifest,
     CheckPod,
     CreatePod,
-    DeletePod,
-    Problem,
 )
 from elastic_runtime.controller.decide.rollout import REFUSED, refusal
+from tests.unit.controller.decide.rollouts import (
+    REFUSAL,
+    change_template,
+    images,
+    in_round,
+    leaving,
+    rolling,
+)
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster, running
-
-REFUSAL = Problem(REFUSED, 'unknown field "spec.containers[0].arg"', "spec.…template")
-
-
-def change_template(cluster: Cluster, image: str = "img:2") -> None:
-    """A user changes the image of the workers."""
-    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
-    worker["template"]["spec"]["containers"][0]["image"] = image
-    cluster.edit()
-
-
-def images(cluster: Cluster) -> dict[int, str]:
-    """What the pods run, by index."""
-    found = {}
-    for pod in cluster.pods.values():
-        found[pod.index] = cluster.manifests[pod.name]["spec"]["containers"][0]["image"]
-    return dict(sorted(found.items()))
-
-
-def in_round(cluster: Cluster, number: int, nodes: int) -> None:
-    """The agents are in this round."""
-    cluster.report = AgentReport(round=number, world=nodes, nodes=nodes, ready=True)
-
-
-def leaving(cluster: Cluster) -> list[int]:
-    return sorted(pod.index for pod in cluster.pods.values() if pod.deleting)
-
 
 # ---------------------------------------------------------------- the check
 
@@ -216,16 +194,6 @@ def test_a_pod_of_an_older_controller_is_not_outdated() -> None:
 # ---------------------------------------------------------------- one after the other
 
 
-def rolling(replicas: int = 3, **spec: Any) -> Cluster:
-    """A job whose agents are in round 1, and whose template has just changed."""
-    cluster = running(replicas, rollout="Rolling", **spec)
-    in_round(cluster, 1, replicas)
-    cluster.settle()
-    change_template(cluster)
-    cluster.settle()
-    return cluster
-
-
 def test_pods_are_replaced_one_after_the_other_and_the_next_when_all_train() -> None:
     cluster = rolling()
     for number, index in ((1, 2), (3, 1), (5, 0)):
@@ -317,15 +285,14 @@ def test_a_refused_template_is_not_rolled_out() -> None:
 def test_a_controller_that_is_started_again_goes_on_with_a_rollout() -> None:
     cluster = rolling()
     kept = copy.deepcopy(cluster.status["memory"]["roll"])
-    assert kept == {"round": 1, "nodes": 3}
+    assert kept == {"uid": kept["uid"], "index": 2, "round": 1, "nodes": 3}
     in_round(cluster, 2, 2)
     cluster.vanish()
     cluster.settle()
     cluster.run()
     in_round(cluster, 3, 3)
-    plan = cluster.decide()
-    deleted = [action.name for action in plan.actions if isinstance(action, DeletePod)]
-    assert deleted == ["digits-worker-1"]
+    cluster.settle()
+    assert leaving(cluster) == [1]
 
 
 # ---------------------------------------------------------------- a template that does not work

@@ -1,0 +1,350 @@
+"""Rollouts that are disturbed: none goes on blindly, none waits for ever, none ends a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod
+from elastic_runtime.controller.decide.rollout import REFUSED
+from tests.unit.controller.decide.rollouts import (
+    REFUSAL,
+    change_template,
+    images,
+    in_round,
+    leaving,
+    rolling,
+)
+from tests.unit.controller.jobs import job
+from tests.unit.controller.simulated import Cluster, running
+
+
+def deleted(cluster: Cluster) -> list[str]:
+    """The pods that the present plan deletes."""
+    return [one.name for one in cluster.decide().actions if isinstance(one, DeletePod)]
+
+
+def succeed(cluster: Cluster, number: int, nodes: int = 3) -> None:
+    """The pod that left is followed by another, and all are in a round."""
+    cluster.vanish()
+    in_round(cluster, number - 1, nodes - 1)
+    cluster.settle()
+    cluster.run()
+    in_round(cluster, number, nodes)
+    cluster.settle()
+
+
+# ---------------------------------------------------------------- a template that does not work
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(2, ""), (1, ""), (128, "StartError"), (127, "ContainerCannotRun")]
+)
+def test_a_pod_that_cannot_start_says_something_about_its_template(code: int, reason: str) -> None:
+    cluster = rolling()
+    cluster.vanish()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    cluster.run(ago=1)
+    cluster.settle()
+    cluster.end(2, code, reason)
+    cluster.now += 90
+    cluster.settle()
+    assert not cluster.ended
+    assert cluster.holds("Running")
+    assert cluster.status["attempt"] == 0
+    assert leaving(cluster) == []
+    assert (
+        "digits-worker-2 runs (digits-worker-2 ended: "
+        in (cluster.condition("Outdated")["message"])
+    )
+
+
+def test_other_settings_count_as_another_template() -> None:
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    cluster.edit(nprocPerNode="gpu")
+    cluster.settle()
+    assert leaving(cluster) == [2]
+    cluster.vanish()
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    cluster.end(2, 2)
+    cluster.settle()
+    assert not cluster.ended
+
+
+def test_a_script_that_fails_after_a_while_fails_though_templates_differ() -> None:
+    cluster = rolling()
+    cluster.vanish()
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    cluster.now += 300
+    cluster.end(2, 1)
+    cluster.settle()
+    assert cluster.holds("Failed")
+
+
+def test_a_corrected_template_is_not_held_up_by_the_falls_of_the_last_one() -> None:
+    cluster = rolling()
+    cluster.vanish()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    for _ in range(6):
+        cluster.run(ago=1)
+        cluster.settle()
+        cluster.end(2, 2)
+        cluster.settle()
+        cluster.now += 61
+        cluster.settle()
+    cluster.run(ago=1)
+    cluster.settle()
+    cluster.end(2, 2)
+    assert cluster.settle().wake_at > cluster.now
+    change_template(cluster, "img:3")
+    cluster.settle()
+    assert images(cluster)[2] == "img:3"
+    assert cluster.pods["digits-worker-2"].phase == "Pending"
+
+
+# ---------------------------------------------------------------- the check comes first
+
+
+def test_no_pod_goes_before_its_template_was_checked() -> None:
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    plan = cluster.decide()
+    assert [type(one) for one in plan.actions] == [CheckPod]
+    cluster.problems = (REFUSAL,)
+    for _ in range(3):
+        cluster.step()
+        cluster.now += 60
+    assert cluster.indices == [0, 1, 2]
+    assert cluster.condition("Outdated")["reason"] == REFUSED
+
+
+def test_a_check_without_an_answer_is_no_answer() -> None:
+    cluster = Cluster(job())
+    plan = cluster.decide()
+    assert isinstance(plan.actions[0], CheckPod)
+    assert "checked" not in plan.status["memory"]
+    cluster.checked = "of another template"
+    assert isinstance(cluster.decide().actions[0], CheckPod)
+    cluster.checked = plan.actions[0].mark
+    assert not any(isinstance(one, CheckPod) for one in cluster.decide().actions)
+
+
+# ---------------------------------------------------------------- what is forgotten
+
+
+def test_which_pod_goes_is_written_down_before_it_goes() -> None:
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    cluster.step()
+    plan = cluster.step()
+    assert plan.status["memory"]["roll"]["index"] == 2
+    assert not [one for one in plan.actions if isinstance(one, DeletePod)]
+    assert deleted(cluster) == ["digits-worker-2"]
+
+
+def test_a_pod_that_could_not_be_deleted_is_deleted_again() -> None:
+    cluster = rolling()
+    cluster.change(2, deleting=False)  # the API server did not answer
+    assert deleted(cluster) == ["digits-worker-2"]
+
+
+def test_agents_out_of_reach_let_no_pod_go() -> None:
+    cluster = rolling()
+    cluster.vanish()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    cluster.report = None  # as after a restart of the controller
+    for _ in range(5):
+        cluster.now += 3600
+        cluster.settle()
+        assert leaving(cluster) == []
+    in_round(cluster, 3, 3)
+    cluster.settle()
+    assert leaving(cluster) == [1]
+
+
+def test_agents_that_form_a_round_let_no_pod_go() -> None:
+    cluster = rolling()
+    succeed(cluster, 3)
+    assert leaving(cluster) == [1]
+    cluster.vanish()
+    cluster.settle()
+    cluster.run()
+    assert cluster.report is not None
+    cluster.report = replace(cluster.report, round=0, ready=False)
+    cluster.now += 3600
+    cluster.settle()
+    assert leaving(cluster) == []
+
+
+# ---------------------------------------------------------------- what changes meanwhile
+
+
+def test_a_rollout_goes_on_at_a_smaller_size() -> None:
+    cluster = rolling()
+    cluster.vanish()
+    cluster.edit(replicas=2)
+    cluster.settle()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    assert leaving(cluster) == [1]
+
+
+def test_a_spare_is_in_no_round_and_holds_up_none() -> None:
+    cluster = running(4, rollout="Rolling", spares=1, maxReplicas=4)
+    assert cluster.indices == [0, 1, 2, 3, 4]
+    in_round(cluster, 1, 4)
+    cluster.settle()
+    change_template(cluster)
+    cluster.settle()
+    assert leaving(cluster) == [4]
+    cluster.vanish()
+    cluster.settle()
+    cluster.run()
+    plan = cluster.settle()  # the round is the same
+    assert leaving(cluster) == []
+    cluster.now = plan.wake_at
+    cluster.settle()
+    assert leaving(cluster) == [3]
+
+
+def test_agents_that_do_not_count_nodes_are_given_time() -> None:
+    cluster = rolling()
+    cluster.vanish()
+    cluster.settle()
+    cluster.run()
+    in_round(cluster, 3, 0)
+    plan = cluster.settle()
+    assert leaving(cluster) == []
+    cluster.now = plan.wake_at
+    cluster.settle()
+    assert leaving(cluster) == [1]
+
+
+def test_a_pod_that_has_no_place_holds_up_no_rollout_but_a_successor_does() -> None:
+    cluster = running(3, rollout="Rolling")
+    cluster.edit(replicas=4)
+    cluster.settle()
+    cluster.change(3, unschedulable="0/3 nodes are available")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    cluster.settle()
+    assert leaving(cluster) == []
+    cluster.change(3, unschedulable="0/3 nodes are available")  # what replaces it, too
+    cluster.settle()
+    assert leaving(cluster) == [2]
+    cluster.vanish()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    for index in (2, 3):
+        cluster.change(index, unschedulable="0/3 nodes are available")
+    cluster.now += 3600
+    cluster.settle()
+    assert leaving(cluster) == []
+    assert "digits-worker-2 runs" in cluster.condition("Outdated")["message"]
+
+
+def test_a_clock_that_is_ahead_holds_up_no_rollout() -> None:
+    cluster = running(3, rollout="Rolling")
+    for index in (0, 1, 2):
+        cluster.change(index, started_at=cluster.now + 7200)
+    change_template(cluster)
+    cluster.settle()
+    assert leaving(cluster) == [2]
+
+
+def test_pods_without_reports_have_to_be_ready() -> None:
+    cluster = running(3, rollout="Rolling")
+    cluster.now += 60
+    cluster.change(1, ready=False)
+    change_template(cluster)
+    cluster.settle()
+    assert leaving(cluster) == []
+    cluster.change(1, ready=True)
+    cluster.settle()
+    assert leaving(cluster) == [2]
+
+
+def test_a_rollout_that_is_called_off_forgets_the_pod_that_was_to_go() -> None:
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    cluster.step()
+    cluster.step()
+    assert cluster.status["memory"]["roll"]
+    cluster.edit(rollout="OnRecreate")
+    cluster.settle()
+    assert ("roll" in cluster.status["memory"], leaving(cluster)) == (False, [])
+    cluster.end(2, 137)
+    cluster.settle()
+    assert cluster.reasons().count("PodReplaced") == 1
+
+
+@pytest.mark.parametrize("way_out", ["suspend", "end"])
+def test_a_job_without_pods_is_not_outdated(way_out: str) -> None:
+    cluster = running(2)
+    change_template(cluster)
+    cluster.settle()
+    assert cluster.holds("Outdated")
+    if way_out == "suspend":
+        cluster.edit(suspend=True)
+    else:
+        cluster.end(0, 0)
+        cluster.end(1, 0)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert not cluster.holds("Outdated")
+    assert cluster.status.get("worldSize", 0) == 0
+
+
+# ---------------------------------------------------------------- what somebody has written
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"roll": {"round": 3}},
+        {"roll": 5},
+        {"slots": {"0": {}}},
+        {"slots": []},
+        {"launch": [1]},
+        {"told": 5},
+        {"etcd": "x"},
+        [],
+        "x",
+    ],
+)
+def test_a_memory_that_cannot_be_read_is_forgotten(memory: Any) -> None:
+    cluster = running(2)
+    kept = cluster.status["memory"]
+    cluster.job["status"]["memory"] = {**kept, **memory} if isinstance(memory, dict) else memory
+    cluster.vanish(1)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+
+
+@pytest.mark.parametrize("status", [{"attempt": "x"}, {"conditions": {}}])
+def test_a_status_that_cannot_be_read_is_written_anew(status: dict[str, Any]) -> None:
+    cluster = running(2)
+    cluster.job["status"].update(status)
+    cluster.settle()
+    assert cluster.holds("Running")
