@@ -153,14 +153,16 @@ class Kubelet:
 
     def _place(self, pod: Object) -> None:
         meta = pod["metadata"]
-        running = [one for one in self._store.list(POD) if one["status"]["phase"] in ("Running",)]
-        if self.capacity is None or len(running) < self.capacity:
+        if self.capacity is None or self._running() < self.capacity:
             self.run(meta["namespace"], meta["name"])
             return
         why = f"0/1 nodes are available: {self.capacity} pods run already."
         placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         status = {"conditions": [{**placed, "message": why}]}
         self._store.change(POD, meta["namespace"], meta["name"], {"status": status})
+
+    def _running(self) -> int:
+        return sum(one["status"]["phase"] == "Running" for one in self._store.list(POD))
 
     def _started(self, namespace: str, name: str) -> str:
         status = self._store.get(POD, namespace, name)["status"]

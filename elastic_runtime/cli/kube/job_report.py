@@ -108,6 +108,8 @@ class JobLine:
         why: the message of the condition that the state comes from.
         desired, ready: pods.
         world, round, step: of the round that trains; None: unknown.
+        goodput: the share of the time in which steps advanced that count; "": unknown.
+        fault: what went wrong last; "": nothing has.
         restarts: those that were not planned.
         created: seconds since 1970.
         behind: the spec has changed, and the status does not know it yet.
@@ -125,6 +127,8 @@ class JobLine:
     restarts: int
     created: float
     behind: bool
+    goodput: str = ""
+    fault: str = ""
 
     @property
     def over(self) -> bool:
@@ -189,6 +193,8 @@ def job_line(job: Object) -> JobLine:
         restarts=status.get("restartCount") or 0,
         created=parse_time(metadata.get("creationTimestamp")),
         behind=(status.get("observedGeneration") or 0) < generation,
+        goodput=str(status.get("goodput") or ""),
+        fault=str(status.get("lastFault") or ""),
     )
 
 

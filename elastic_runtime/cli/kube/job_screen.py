@@ -40,16 +40,17 @@ def jobs(lines: Iterable[JobLine], now: float, everywhere: bool = False) -> Rend
         now: seconds since 1970.
         everywhere: of all namespaces, which are then named.
     """
-    columns = ("state", "desired", "ready", "world", "round", "step", "restarts", "age")
+    columns = ("state", "world", "wanted", "step", "goodput", "restarts", "age")
     table = _table(*(["namespace"] if everywhere else []), "name", *columns)
     for line in lines:
         named = (line.namespace, line.name) if everywhere else (line.name,)
         table.add_row(
             *map(Text, named),
             Text(line.state, style=_STYLES.get(line.state, "")),
+            _number(line.world),
             str(line.desired),
-            str(line.ready),
-            *map(_number, (line.world, line.round, line.step)),
+            _number(line.step),
+            line.goodput or "–",
             str(line.restarts),
             age(line.created, now),
         )
@@ -122,7 +123,8 @@ def _job(report: JobReport, now: float) -> Iterator[Text]:
     behind = "; a change is on its way" if line.behind and not line.over else ""
     yield Text(f"pods    {line.ready} of {line.desired} ready ({low} to {high}{behind})")
     if line.round:
-        yield Text(f"round   {line.round}: {count(line.world or 0, 'worker')}")
+        size = f": {count(line.world, 'worker')}" if line.world else ""
+        yield Text(f"round   {line.round}{size}")
     if line.step is not None and line.step >= 0:
         saved = report.checkpoint_step
         last = "none yet" if saved is None or saved < 0 else f"step {saved}"
@@ -132,6 +134,8 @@ def _job(report: JobReport, now: float) -> Iterator[Text]:
         counts = ", ".join(f"{report.restarts.get(name, 0)} {name}" for name in classes)
         again = f" · started again {count(report.attempt, 'time')}" if report.attempt else ""
         yield Text(f"faults  {counts}{again}")
+    if line.fault:
+        yield Text(f"last    {line.fault}")
 
 
 def _times(report: JobReport, now: float) -> str:

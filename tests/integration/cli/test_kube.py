@@ -138,12 +138,13 @@ def test_jobs_lists_what_a_namespace_or_the_cluster_has(cluster: FakeCluster, ct
     add_job(cluster, "one")
     add_job(cluster, "far", namespace="elastic-job")
     ready = {"Worker": {"ready": 2}}
-    _say(cluster, "one", "Running", replicaStatuses=ready, round=3, worldSize=4, step=120)
+    shown = {"round": 3, "worldSize": 4, "step": 120, "goodput": "91%"}
+    _say(cluster, "one", "Running", replicaStatuses=ready, **shown)
     _, out, _ = ctl("jobs")
     assert [line.split()[:7] for line in out.splitlines()] == [
-        ["name", "state", "desired", "ready", "world", "round", "step"],
-        ["one", "running", "2", "2", "4", "3", "120"],
-        ["two", "unseen", "2", "0", "–", "–", "–"],
+        ["name", "state", "world", "wanted", "step", "goodput", "restarts"],
+        ["one", "running", "4", "2", "120", "91%", "0"],
+        ["two", "unseen", "–", "2", "–", "–", "0"],
     ]
     told = json.loads(ctl("jobs", "-A", "--format", "json")[1])
     assert [(job["namespace"], job["name"]) for job in told] == [

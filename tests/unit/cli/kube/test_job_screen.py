@@ -55,7 +55,15 @@ def test_of_a_job_without_a_status_the_screen_makes_nothing_up() -> None:
     job = a_job()
     del job["status"]
     shown = _shown(screen.jobs([job_line(job)], NOW))
-    assert shown.splitlines()[1].split() == ["one", "unseen", "3", "0", "–", "–", "–", "0", "5m"]
+    assert shown.splitlines()[1].split() == ["one", "unseen", "–", "3", "–", "–", "0", "5m"]
+
+
+def test_what_went_wrong_last_is_shown_and_no_world_where_there_is_none() -> None:
+    job = a_job()
+    job["status"] |= {"lastFault": "worker 1 was killed", "worldSize": 0, "round": 3}
+    shown = _shown(screen.status(job_report(job, [], []), NOW))
+    assert "last    worker 1 was killed" in shown
+    assert "round   3\n" in shown.replace(" \n", "\n")
 
 
 def test_a_job_that_has_ended_says_how_long_it_ran() -> None:
