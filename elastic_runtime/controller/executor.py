@@ -158,7 +158,9 @@ class Executor:
         if action.name in cache.owned_by(key, uid):
             answer = await client.apply(resource, key[0], action.name, action.manifest)
         else:
-            answer = await client.create(resource, key[0], action.manifest)
+            # What users say of etcd's pod is in it, and no dry run was made of that.
+            strict = action.kind == "Pod"
+            answer = await client.create(resource, key[0], action.manifest, strict)
         cache.update(answer)
 
 
@@ -186,5 +188,6 @@ def _problem(action: Action, error: ApiError) -> Problem:
     if error.code == 403:
         return Problem("Forbidden", f"{said}; trying again")
     etcd = isinstance(action, ApplyManifest) and action.kind == "Pod"
-    text = f"the API server refuses what the job asks for: {error.message}"
+    said = error.message.partition("strict decoding error: ")[2] or error.message
+    text = f"the API server refuses what the job asks for: {said}"
     return Problem("Rejected", text, "spec.etcd.template" if etcd else "")

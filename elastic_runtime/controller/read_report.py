@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_types import AgentReport
 from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.limits import LONGEST_REASON
+from elastic_runtime.reporting.wording import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MOST = 2**63 - 1
+# What fields of a status can hold: round and steps, and all others.
+_MOST, _MOST_OTHERS = 2**63 - 1, 2**31 - 1
 
 
 def read_last_report(text: str) -> AgentReport | None:
-    """The report in a pod's last words; None if there is none that can be read."""
+    """The report in a pod's last words.
+
+    Args:
+        text: as it was left; users may write anything there.
+
+    Returns:
+        None if there is none that can be read.
+    """
     try:
         return read_report(text.encode()) if text else None
     except ValueError:
-        return None  # users may write anything there
+        return None
 
 
 def read_report(body: bytes) -> AgentReport:
@@ -43,13 +51,13 @@ def read_report(body: bytes) -> AgentReport:
     return AgentReport(
         run_id=str(said.get("run_id") or ""),
         round=_count(said, "round"),
-        world=_count(said, "world"),
-        nodes=_count(said, "nodes"),
+        world=_count(said, "world", most=_MOST_OTHERS),
+        nodes=_count(said, "nodes", most=_MOST_OTHERS),
         goodput=_percent(said.get("goodput")),
-        fault=shorten(str(said.get("fault") or ""), LONGEST_REASON, placeholder=" …"),
+        fault=cut(str(said.get("fault") or ""), LONGEST_REASON),
         step=_count(said, "step", unknown=-1),
         checkpoint_step=_count(said, "checkpoint_step", unknown=-1),
-        restarts={name: _count(restarts, name) for name in RESTART_CLASSES},
+        restarts={name: _count(restarts, name, most=_MOST_OTHERS) for name in RESTART_CLASSES},
         ready=bool(said.get("ready")),
     )
 
@@ -61,11 +69,11 @@ def _percent(share: Any) -> int:
     return round(100 * share)
 
 
-def _count(said: Mapping[str, Any], name: str, unknown: int = 0) -> int:
+def _count(said: Mapping[str, Any], name: str, unknown: int = 0, most: int = _MOST) -> int:
     """A whole number that the status of a job can hold."""
     value = said.get(name)
     if value is None:
         return unknown
-    if isinstance(value, bool) or not isinstance(value, int) or not unknown <= value <= _MOST:
+    if isinstance(value, bool) or not isinstance(value, int) or not unknown <= value <= most:
         raise ValueError(f"{name} is no count")
     return value

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.clock import NEVER
+from elastic_runtime.controller.decide.job_types import ApplyManifest, CheckPod, CreatePod
+from elastic_runtime.controller.decide.rollout import REFUSED
 from elastic_runtime.controller.event_recorder import record_event
-from elastic_runtime.controller.executor import Executor, Outcome, creates
+from elastic_runtime.controller.executor import Executor, Outcome
 from elastic_runtime.controller.spec.job_spec import JOBS
 from elastic_runtime.events.controller_events import (
     ControllerDecided,
@@ -128,7 +130,10 @@ class Reconciler:
         problems = setback.problems if waits else ()
         checked = self._checked.pop(key, "")
         plan = self._decide(job, self._state.observe(key, problems, checked), now)
-        actions = [one for one in plan.actions if not (waits and creates(one))]
+        # A template that is refused says nothing about etcd and Services.
+        of_pods = bool(problems) and all(problem.reason == REFUSED for problem in problems)
+        held = (CreatePod, CheckPod) if of_pods else (CreatePod, CheckPod, ApplyManifest)
+        actions = [one for one in plan.actions if not (waits and isinstance(one, held))]
         if plan.reason and (actions or plan.events):
             self._emit(ControllerDecided("/".join(key), plan.reason))
         outcome = await self._executor.execute(key, job["metadata"]["uid"], actions)

@@ -106,9 +106,20 @@ class ApiClient:
             if not asked["continue"]:
                 return
 
-    async def create(self, resource: Resource, namespace: str, item: Mapping[str, Any]) -> Json:
-        """Creates an object; a conflict if there is one of that name."""
+    async def create(
+        self, resource: Resource, namespace: str, item: Mapping[str, Any], strict: bool = False
+    ) -> Json:
+        """Creates an object; a conflict if there is one of that name.
+
+        Args:
+            resource: its kind.
+            namespace: where it is to be.
+            item: the object.
+            strict: a field that is not known is refused, and not dropped.
+        """
         query = {"fieldManager": self._name}
+        if strict:
+            query["fieldValidation"] = "Strict"
         return await self._ask("POST", resource.path(namespace), item, query=query)
 
     async def check(self, resource: Resource, namespace: str, item: Mapping[str, Any]) -> None:

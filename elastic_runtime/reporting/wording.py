@@ -67,3 +67,14 @@ def size(count: int) -> str:
         if value < 1000 or unit == _UNITS[-1]:
             break
     return f"{value:.3g} {unit}"
+
+
+def cut(text: str, most: int) -> str:
+    """A text on one line, and cut off where it would be longer.
+
+    Args:
+        text: any.
+        most: characters of the result.
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 2].rstrip()} …"

@@ -199,7 +199,7 @@ def _end_job(context: PlanContext, kind: str, reason: str, message: str) -> JobP
         status.apply_report(report, last=True)
     status.clear_world()
     if not context.running:
-        rollout.forget(context, "Ended", "the job has ended")
+        rollout.forget(status, "Ended", "the job has ended")
     if kind == FAILED:
         status.note_fault(message)
     status.count_pods(context.observed.pods)
@@ -243,6 +243,8 @@ def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPl
             actions.append(DeletePod(pod.name, pod.uid, None, why))
     if not any(_is_at_work(pod) for pod in observed.pods):
         actions += pod_planning.delete_supporting_objects(spec, observed)
+    if not any(pod.runs for pod in observed.pods):
+        rollout.forget(status, "Ended", "the job has ended")
     status.count_pods(observed.pods, keep_ended=True)
     wake = NEVER
     if spec.ttl is not None:
@@ -263,7 +265,7 @@ def _suspend(context: PlanContext) -> JobPlan:
     status.values.pop("startTime", None)
     if not context.running:
         status.clear_world()
-        rollout.forget(context, "Suspended", "no pod runs")
+        rollout.forget(status, "Suspended", "no pod runs")
     memory.slots = {pod.index: PodSlot(pod.uid) for pod in context.pods}
     memory.begun, memory.desired = False, 0
     if context.observed.pods:
@@ -292,12 +294,13 @@ def _run(context: PlanContext) -> JobPlan:
     if status.memory.done:
         pod_planning.delete_waiting_pods(context)
     else:
+        rollout.check_template(context)
         pod_planning.replace_ended_pods(context)
         pod_planning.delete_outdated_pods(context)
         pod_planning.scale_down(context)
-        rollout.check_template(context)
         pod_planning.create_missing_pods(context)
     rollout.roll_out(context)
+    pod_planning.guard_etcd(context)
     if not context.running:
         status.clear_world()
     elif context.report:

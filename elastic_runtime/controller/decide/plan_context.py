@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import RUNNING, JobPlan
-from elastic_runtime.controller.decide.pod_failures import CANNOT_START, Meaning, PodEnd, end_of
+from elastic_runtime.controller.decide.job_types import RUNNING, CheckPod, JobPlan
+from elastic_runtime.controller.decide.pod_failures import (
+    CANNOT_START,
+    POD_FAILED,
+    Meaning,
+    PodEnd,
+    end_of,
+)
+from elastic_runtime.controller.spec.job_spec import RESTART_BY_EXIT_CODE
 from elastic_runtime.limits import POD_PAUSES, SHORT_POD_LIFE, SLOW_POD_START
 
 if TYPE_CHECKING:
@@ -143,15 +150,22 @@ class PlanContext:
     def end_of(self, pod: PodView) -> PodEnd:
         """What the end of a pod means, beside what else there is.
 
+        Args:
+            pod: one that has ended, and was not deleted.
+
         A pod that cannot start is the end of a job, and one that fails is a failure, unless other
         pods train with another template: then it says something about this template, and not about
         the job.
         """
-        end = end_of(self.spec, pod)
-        at_once = end.meaning is Meaning.COUNT and pod.lifetime < SHORT_POD_LIFE
-        if end.reason in CANNOT_START or at_once:
-            others = (one for one in self.pods if one.phase == RUNNING and not one.ended)
-            if any(_are_different(pod, other) for other in others):
+        end, last = end_of(self.spec, pod), pod.last_report
+        by_itself = end.meaning is Meaning.COUNT or (
+            end.reason == POD_FAILED and self.spec.restart_policy == RESTART_BY_EXIT_CODE
+        )
+        at_once = pod.lifetime < SHORT_POD_LIFE or (last is not None and not last.round)
+        if end.reason in CANNOT_START or (by_itself and at_once):
+            # What is on a node that is lost is not ready.
+            others = (one for one in self.pods if one.phase == RUNNING and one.ready)
+            if any(_are_different(pod, one) for one in others if not one.ended):
                 return replace(end, meaning=Meaning.REPLACE)
         return end
 
@@ -176,6 +190,11 @@ class PlanContext:
             return False
         left = pod.ended and self.end_of(pod).meaning is Meaning.LEAVE
         return left or (bool(pod.unschedulable) and not pod.runs)
+
+    @property
+    def template_accepted(self) -> bool:
+        """Whether the API server accepts pods of the present template, as far as was asked."""
+        return not any(isinstance(action, CheckPod) for action in self.actions)
 
     @property
     def store_serves(self) -> bool:

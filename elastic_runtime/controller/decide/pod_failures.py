@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED
@@ -24,6 +23,7 @@ from elastic_runtime.errors import (
     EXIT_USAGE,
 )
 from elastic_runtime.limits import POD_PAUSES
+from elastic_runtime.reporting.wording import cut
 
 if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import PodView
@@ -89,7 +89,7 @@ _TAKEN = {
     "UnexpectedAdmissionError",
     "ContainerStatusUnknown",
 }
-USAGE_ERROR = "UsageError"
+USAGE_ERROR, POD_FAILED = "UsageError", "PodFailed"
 _NO_ROOM = "OutOf"  # OutOfcpu, OutOfmemory, OutOfpods
 # The container could not even begin; no other pod of this template will do better.
 _NO_START = {"StartError", "ContainerCannotRun"}
@@ -124,7 +124,7 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
         if rule.meets(code, pod.reason):
             return PodEnd(_RULES[rule.action], "FailurePolicy", f"{how} (failurePolicy)")
     if spec.restart_policy == RESTART_NEVER:
-        return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is Never")
+        return PodEnd(Meaning.FAIL, POD_FAILED, f"{how}; restartPolicy is Never")
     if taken:
         return PodEnd(Meaning.REPLACE, pod.reason, how)
     if code == EXIT_USAGE:
@@ -132,12 +132,12 @@ def end_of(spec: JobSpec, pod: PodView) -> PodEnd:
     if pod.reason in _NO_START:
         return PodEnd(Meaning.FAIL, pod.reason, how)
     if code in _RETRYABLE:
-        return PodEnd(Meaning.REPLACE, "PodFailed", how)
+        return PodEnd(Meaning.REPLACE, POD_FAILED, how)
     if spec.restart_policy == RESTART_BY_EXIT_CODE:
         if code is None or code < 128:
-            return PodEnd(Meaning.FAIL, "PodFailed", f"{how}; restartPolicy is ExitCode")
-        return PodEnd(Meaning.REPLACE, "PodFailed", how)
-    return PodEnd(Meaning.COUNT, "PodFailed", how)
+            return PodEnd(Meaning.FAIL, POD_FAILED, f"{how}; restartPolicy is ExitCode")
+        return PodEnd(Meaning.REPLACE, POD_FAILED, how)
+    return PodEnd(Meaning.COUNT, POD_FAILED, how)
 
 
 _RULES = {
@@ -161,7 +161,7 @@ def _how(pod: PodView) -> str:
     known = _KNOWN.get(pod.exit_code or 0, "")
     # The container's word for an exit code that is not 0 says nothing.
     reason = "" if pod.reason in ("Error", "Completed") else pod.reason
-    said = shorten(pod.message, _LONGEST_WORDS, placeholder=" …")
+    said = cut(pod.message, _LONGEST_WORDS)
     details = ", ".join(part for part in (code, reason, said or known) if part)
     return f"{pod.name} ended: {details}" if details else f"{pod.name} ended"
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elastic_runtime.controller.decide import etcd_manifests, manifests
+from elastic_runtime.controller.decide import etcd_manifests, manifests, rollout
 from elastic_runtime.controller.decide.job_types import (
     FAILED,
     NORMAL,
@@ -65,7 +65,6 @@ def _ensure_etcd(context: PlanContext) -> None:
     elif _cannot_start(context, etcd) and etcd.template not in ("", mark) and not etcd.deleting:
         why = "etcd cannot start, and is to be another one now"
         context.actions.append(DeletePod(etcd.name, etcd.uid, 0, why))
-    _guard_etcd(context)
 
 
 def _replace_etcd(context: PlanContext, etcd: EtcdView) -> None:
@@ -89,13 +88,18 @@ def _replace_etcd(context: PlanContext, etcd: EtcdView) -> None:
 
 
 def _cannot_start(context: PlanContext, etcd: EtcdView) -> bool:
-    """Whether an etcd does not run, and is not about to: what it holds is nothing."""
+    """Whether an etcd does not run, and is not about to: nobody gets at what it holds."""
     stuck = etcd.phase == PENDING or bool(etcd.waiting_reason)
     return not etcd.ready and (stuck or context.is_slow(etcd))
 
 
-def _guard_etcd(context: PlanContext) -> None:
-    """Has a drain take a worker before the etcd that is on the same node."""
+def guard_etcd(context: PlanContext) -> None:
+    """Has a drain take a worker before the etcd that is on the same node.
+
+    It comes last: that it is refused, since something else has its name, is to hold up no pod.
+    """
+    if context.spec.endpoint:
+        return
     spec, observed, etcd = context.spec, context.observed, context.observed.etcd
     shared = etcd is not None and any(
         pod.node == etcd.node and not pod.ended for pod in observed.pods if pod.node
@@ -151,6 +155,7 @@ def replace_ended_pods(context: PlanContext) -> None:
         if pod.deleting:
             _record_end(context, pod, f"{pod.name} is being deleted")
         elif pod.ended:
+            rollout.take_back(context, pod)
             end = context.end_of(pod)
             if end.meaning is Meaning.REPLACE:
                 _record_end(context, pod, end.message)
@@ -186,7 +191,7 @@ def _record_end(context: PlanContext, pod: PodView, why: str) -> None:
 def _delete_when_due(context: PlanContext, pod: PodView, why: str) -> None:
     # Until its successor may come, it stays, with its logs.
     until = context.status.memory.slots[pod.index].until
-    if context.is_ahead(until) and context.is_current(pod):
+    if context.is_ahead(until) and (context.is_current(pod) or not context.template_accepted):
         context.wake_at(until)
         return
     # What its successor is made from is something else: it may well be better.
@@ -198,8 +203,11 @@ def _delete_when_due(context: PlanContext, pod: PodView, why: str) -> None:
 def delete_outdated_pods(context: PlanContext) -> None:
     """Removes pods that cannot start, when the template has changed since.
 
-    This is how a wrong image is corrected. Pods that run keep what they run with.
+    This is how a wrong image is corrected. Pods that run keep what they run with; and while the new
+    template is not accepted, nothing could take their place.
     """
+    if not context.template_accepted:
+        return
     for pod in context.pods:
         waits = pod.phase == PENDING and not pod.ended and not pod.deleting
         if waits and pod.index < context.wanted and not context.is_current(pod):

@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import manifests
 from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod, Problem
-from elastic_runtime.controller.decide.status_builder import OUTDATED, PodSlot, Roll
+from elastic_runtime.controller.decide.status_builder import (
+    OUTDATED,
+    PodSlot,
+    Roll,
+    StatusBuilder,
+)
 from elastic_runtime.controller.spec.job_spec import MOST_PODS, ROLLING, TEMPLATE
 from elastic_runtime.limits import SHORT_POD_LIFE
 
@@ -80,6 +85,9 @@ def check_template(context: PlanContext) -> None:
     mark = f"{manifests.template_mark(spec)}-{manifests.settings_mark(spec)}"
     if memory.checked == mark:
         return
+    if not memory.checked and any(map(context.is_current, context.pods)):
+        memory.checked = mark  # pods were made from it before anybody asked
+        return
     if context.observed.checked == mark:
         if memory.checked and context.outdated:
             context.status.add_event("TemplateChanged", _meaning_of_change(context))
@@ -87,6 +95,7 @@ def check_template(context: PlanContext) -> None:
         return
     manifest = check_pod(spec, context.status.attempt, context.endpoint)
     check = CheckPod(manifest, mark, "the template is new")
+    # Of a job that has begun: after its etcd and its Services, and before any pod.
     place = len(context.actions) if context.observed.pods else 0
     context.actions.insert(place, check)
 
@@ -114,7 +123,8 @@ def roll_out(context: PlanContext) -> None:
     if not old:
         if any(pod.deleting and not context.is_current(pod) for pod in context.pods):
             return  # the last one is leaving
-        forget(context, "UpToDate", "all pods have the present template")
+        memory.roll = None
+        status.set_condition(OUTDATED, False, "UpToDate", "all pods have the present template")
         return
     reason, why = _why_not_now(context)
     chosen = next((pod for pod in old if memory.roll and pod.uid == memory.roll.uid), None)
@@ -130,10 +140,30 @@ def roll_out(context: PlanContext) -> None:
     status.set_condition(OUTDATED, True, reason or "Rolling", text + why)
 
 
-def forget(context: PlanContext, reason: str, text: str) -> None:
-    """No pod runs with an older template."""
-    context.status.memory.roll = None
-    context.status.set_condition(OUTDATED, False, reason, text)
+def forget(status: StatusBuilder, reason: str, text: str) -> None:
+    """No pod runs, and so none with an older template.
+
+    Args:
+        status: of the job.
+        reason, text: of the condition.
+    """
+    status.memory.roll = None
+    if "updatedReplicas" in status.values:
+        status.values["updatedReplicas"] = 0
+    status.set_condition(OUTDATED, False, reason, text)
+
+
+def take_back(context: PlanContext, pod: PodView) -> None:
+    """A pod that was to be replaced has ended by itself before, which is counted as ever.
+
+    Args:
+        context: the decision.
+        pod: one that has ended.
+    """
+    roll, memory = context.status.memory.roll, context.status.memory
+    if roll and roll.uid == pod.uid and memory.slots.get(pod.index) == PodSlot(pod.uid):
+        del memory.slots[pod.index]
+        memory.roll = None
 
 
 def _choose(context: PlanContext, pod: PodView) -> None:
@@ -150,18 +180,19 @@ def _why_not_now(context: PlanContext) -> tuple[str, str]:
     spec, status = context.spec, context.status
     if spec.rollout != ROLLING:
         return "OnRecreate", "they keep it until they are replaced (spec.rollout is OnRecreate)"
-    if any(isinstance(action, CheckPod) for action in context.actions):
+    if not context.template_accepted:
         refused = any(problem.reason == REFUSED for problem in context.observed.problems)
         return REFUSED if refused else "NotChecked", "the present template is not accepted yet"
     if status.memory.done:
         return "Ending", "training is done"
-    if min(len(context.running), context.wanted) <= context.least:
+    one_by_one = "they are replaced one after the other"
+    awaited = _awaited(context) if context.wanted > context.least else ""
+    if awaited:
+        return "Rolling", f"{one_by_one}; {awaited}"
+    if len(context.running) <= context.least:
         advice = "raise replicas, or suspend and resume the job (it goes on from its checkpoint)"
         least = f"to replace one would leave fewer than minReplicas ({context.least})"
         return "AtMinimum", f"{least}: {advice}"
-    one_by_one = "they are replaced one after the other"
-    if awaited := _awaited(context):
-        return "Rolling", f"{one_by_one}; {awaited}"
     return "", one_by_one
 
 
@@ -174,8 +205,6 @@ def _awaited(context: PlanContext) -> str:
     memory, roll = context.status.memory, context.status.memory.roll
     if any(pod.deleting or context.is_former(pod) for pod in context.observed.pods):
         return "one is leaving"
-    if roll and any(pod.uid == roll.uid for pod in context.running):
-        return ""  # it was chosen, and is still to go
     running = {pod.index for pod in context.running}
     for index in (index for index in range(context.wanted) if index not in running):
         # Nothing waits for pods above the minimum that cannot exist, but for one's own successor.
@@ -184,6 +213,8 @@ def _awaited(context: PlanContext) -> str:
         slot = memory.slots.get(index)
         why = f" ({slot.why})" if slot and slot.why else ""
         return f"the next one when {manifests.pod_name(context.spec.name, index)} runs{why}"
+    if roll and any(pod.uid == roll.uid for pod in context.running):
+        return ""  # it was chosen, and is still to go
     return "" if _all_train(context) else "the next one when all pods train"
 
 
@@ -195,15 +226,15 @@ def _all_train(context: PlanContext) -> bool:
         return all(pod.ready for pod in context.running) and _have_run_for_long(context)
     if report is None or not report.ready or not report.round:
         return False
+    for_long, full = _have_run_for_long(context), min(len(context.running), context.launch[1])
     if roll is None:
-        return True
-    # The round that it has left is not the one that its successor is in; a spare was in none, and
-    # after a while what is said is no longer of the time before.
-    full = min(len(context.running), context.launch[1], roll.nodes or MOST_PODS)
-    is_new = report.round > roll.round or _have_run_for_long(context)
+        return report.nodes >= full or for_long
     if not report.nodes:  # an older agent, which does not say how many there are
-        return is_new and _have_run_for_long(context)
-    return is_new and report.nodes >= full
+        return for_long
+    # The round that it has left is not the one that its successor is in; a spare was in none, or
+    # has taken its place. After a while what is said is no longer of the time before.
+    is_new = report.round > roll.round and not context.spec.spares
+    return (is_new or for_long) and report.nodes >= min(full, roll.nodes or MOST_PODS)
 
 
 def _have_run_for_long(context: PlanContext) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_types import NORMAL, PENDING, WARNING, JobEvent
 from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.kubernetes.api_times import format_time
 from elastic_runtime.limits import LONGEST_REASON, STATUS_STEP_INTERVAL
+from elastic_runtime.reporting.wording import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -253,7 +253,7 @@ class StatusBuilder:
         Args:
             why: for people.
         """
-        self.values["lastFault"] = shorten(why, LONGEST_REASON, placeholder=" …")
+        self.values["lastFault"] = cut(why, LONGEST_REASON)
         self.values["lastFaultTime"] = format_time(self.now)
 
     def clear_world(self) -> None:

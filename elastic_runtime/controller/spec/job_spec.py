@@ -234,8 +234,8 @@ class JobSpec:
             rollout=spec.choice("rollout", ROLLOUTS, ON_RECREATE),
             checkpoint=_checkpoint(spec),
             etcd=_etcd(spec),
-            priority_class=_matching(spec, "priorityClassName", _OBJECT, "high-priority"),
-            manager=_matching(spec, "managedBy", _MANAGER, MANAGER),
+            priority_class=_matching(spec, "priorityClassName", _OBJECT, 253, "high-priority"),
+            manager=_matching(spec, "managedBy", _MANAGER, 63, MANAGER),
         )
         return read.check()
 
@@ -339,8 +339,10 @@ def _endpoint(spec: Section) -> str:
     return text
 
 
-def _matching(spec: Section, name: str, form: re.Pattern[str], example: str) -> str:
+def _matching(spec: Section, name: str, form: re.Pattern[str], longest: int, example: str) -> str:
     text = spec.text(name)
+    if len(text) > longest:
+        raise InvalidSpec(f"{spec.path}.{name}", f"it has more than {longest} characters")
     if text and not form.fullmatch(text):
         raise InvalidSpec(f"{spec.path}.{name}", f"{text!r} is not of the form of {example}")
     return text

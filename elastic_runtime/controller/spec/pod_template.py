@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.spec.field_reader import Json
 
 ETCD_CONTAINER = "etcd"
+_OF_TEMPLATES = ("metadata", "spec", "apiVersion", "kind")
 
 # Kubernetes' "Quantity": https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity
 _AMOUNT = re.compile(
@@ -51,9 +52,16 @@ def read_template(worker: Section) -> Json:
 def read_etcd_template(template: Section) -> None:
     """Checks what is to be merged into the pod of a job's etcd.
 
+    Args:
+        template: ``spec.etcd.template``.
+
     Raises:
         InvalidSpec: nothing can be made of it.
     """
+    for name in template.values:
+        if name not in _OF_TEMPLATES:
+            why = f"a template has {', '.join(_OF_TEMPLATES)}; fields of pods belong under spec"
+            raise InvalidSpec(f"{template.path}.{name}", why)
     pod = template.section("spec", needed=False)
     for each in _containers(pod, "containers"):
         name = each.text("name")

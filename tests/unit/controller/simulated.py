@@ -93,8 +93,8 @@ class Cluster:
         """Decides once, and does it."""
         plan = self.decide()
         self._check(plan)
-        self.last = plan
-        for action in plan.actions:
+        self.last, self.checked = plan, ""
+        for action in self._done(plan):
             self._do(action)
         if not self.deleted:
             self.job["status"] = json.loads(json.dumps(plan.status))  # as the API server keeps it
@@ -111,10 +111,25 @@ class Cluster:
                 return plan
         raise AssertionError(f"no end of {plan.actions} in {plan.status}")
 
+    def _done(self, plan: JobPlan) -> list[Action]:
+        """What comes of a plan: nothing is made behind a template that is refused."""
+        made = (CreatePod, ApplyManifest)
+        first = [one for one in plan.actions if not isinstance(one, (*made, CheckPod))]
+        for action in plan.actions:
+            if isinstance(action, (*made, CheckPod)):
+                first.append(action)
+                if isinstance(action, CheckPod) and self._refuses:
+                    break
+        return first
+
+    @property
+    def _refuses(self) -> bool:
+        return any(problem.reason == REFUSED for problem in self.problems)
+
     def _to_do(self, plan: JobPlan) -> list[Action]:
         """What is left to do; a template that was refused is checked again with pauses."""
-        refused = any(problem.reason == REFUSED for problem in self.problems)
-        return [one for one in plan.actions if not (refused and isinstance(one, CheckPod))]
+        made = (CheckPod, CreatePod, ApplyManifest)
+        return [one for one in plan.actions if not (self._refuses and isinstance(one, made))]
 
     def _do(self, action: Action) -> None:
         match action:
@@ -136,7 +151,7 @@ class Cluster:
             case CheckPod():
                 assert action.manifest["metadata"]["name"] not in self.pods
                 self.checks += 1
-                if not any(problem.reason == REFUSED for problem in self.problems):
+                if not self._refuses:
                     self.checked = action.mark
             case DeletePod():
                 self._delete(action)

@@ -38,7 +38,7 @@ class _Server:
             raise self.refusal
         return item
 
-    async def create(self, _: Any, namespace: str, item: Any) -> Any:
+    async def create(self, _: Any, namespace: str, item: Any, strict: bool = False) -> Any:
         name = item["metadata"]["name"]
         owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
         meta = {

@@ -112,3 +112,10 @@ def test_a_long_fault_is_cut() -> None:
     assert report is not None
     assert report.fault.startswith("word word")
     assert len(report.fault) <= 160
+
+
+@pytest.mark.parametrize("name", ["world", "nodes"])
+def test_a_count_that_no_status_can_hold_is_no_report(name: str) -> None:
+    assert read_last_report(json.dumps({"run_id": "r", name: 2**31})) is None
+    assert read_last_report(json.dumps({"run_id": "r", name: 2**31 - 1})) is not None
+    assert read_last_report(json.dumps({"run_id": "r", "restarts": {"lost": 2**31}})) is None

@@ -281,6 +281,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.checkpoint", {"claimName": "a", "mountPath": "b"}, "spec.checkpoint.mountPath"),
     ("spec.etcd", {"tls": {"secretName": "tls"}}, "spec.etcd"),
     ("spec.etcd", {"auth": {}}, "spec.etcd.auth.secretName"),
+    ("spec.etcd", {"template": {"nodeSelector": {}}}, "spec.etcd.template.nodeSelector"),
+    ("spec.managedBy", f"a/{'b' * 62}", "spec.managedBy"),
     ("spec.failurePolicy", {}, "spec.failurePolicy.rules"),
     ("spec.failurePolicy.rules", [], "spec.failurePolicy.rules"),
     ("spec.failurePolicy.rules", [{"action": "FailJob"}], "spec.failurePolicy.rules.0"),

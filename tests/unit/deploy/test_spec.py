@@ -111,7 +111,8 @@ def test_open_parts_are_the_pod_and_what_is_ignored() -> None:
     template = ".replicaSpecs.Worker.template"
     assert found == {
         *IGNORED,
-        ".etcd.template",
+        ".etcd.template.metadata",
+        ".etcd.template.spec",
         template,
         f"{template}.spec",
         f"{template}.spec.containers[]",

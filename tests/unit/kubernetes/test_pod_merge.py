@@ -163,3 +163,26 @@ def test_both_are_left_as_they_are() -> None:
         "labels": {"b": "2", "c": "3"},
     }
     assert (base, given) == before
+
+
+@pytest.mark.parametrize(
+    ("base", "given", "merged"),
+    [
+        (
+            {"nodeSelector": {"env": "a"}},
+            {"nodeSelector": {"env": ""}},
+            {"nodeSelector": {"env": ""}},
+        ),
+        ({"env": "a"}, {"env": "b"}, {"env": "b"}),
+        ({"env": [3]}, {"env": [{"name": "a"}]}, {"env": [{"name": "a"}]}),
+        (
+            {"env": [{"name": "a"}]},
+            {"env": [{"name": ["a"]}]},
+            {"env": [{"name": "a"}, {"name": ["a"]}]},
+        ),
+    ],
+)
+def test_what_is_no_list_of_objects_with_names_is_none(
+    base: dict[str, Any], given: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    assert merge_pod(base, given) == merged

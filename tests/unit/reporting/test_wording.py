@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.reporting.wording import Shown, again, count, duration
+from elastic_runtime.reporting.wording import Shown, again, count, cut, duration
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,18 @@ def test_fields_are_one_line_each_and_a_missing_one_is_a_question_mark() -> None
     shown = Shown({"seconds": 75, "ranks": [1, 2], "reason": " first\nsecond", "round": 3})
     sentence = "round {round}, ranks {ranks}, {seconds}: {reason} ({nobody})"
     assert sentence.format_map(shown) == "round 3, ranks 1, 2, 1 min 15 s: first (?)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a b", "a b"),
+        ("a\n  b\tc", "a b c"),
+        ("x" * 10, "x" * 10),
+        ("x" * 11, "x" * 8 + " …"),
+        ("one two three", "one two …"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_cut_where_it_is_too_long(text: str, said: str) -> None:
+    assert cut(text, 10) == said

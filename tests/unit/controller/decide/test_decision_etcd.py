@@ -11,6 +11,7 @@ from elastic_runtime.controller.decide.job_types import (
     RUNNING,
     AgentReport,
     ApplyManifest,
+    CreatePod,
     DeleteOwned,
     DeletePod,
 )
@@ -287,3 +288,12 @@ def test_an_etcd_that_does_not_go_is_told_of_a_job_that_trains() -> None:
     told = cluster.condition("Running")
     assert told["status"] == "True"
     assert "digits-etcd is being deleted, and does not go" in told["message"]
+
+
+def test_what_guards_etcd_comes_after_the_pods() -> None:
+    cluster = running(2)
+    placed(cluster, "a", "b", "c")
+    cluster.vanish(1)
+    cluster.change(0, node="a")
+    kinds = [type(one) for one in cluster.decide().actions]
+    assert kinds == [CreatePod, ApplyManifest]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod
+from elastic_runtime.controller.decide.job_types import AgentReport, CheckPod, DeletePod
 from elastic_runtime.controller.decide.rollout import REFUSED
 from tests.unit.controller.decide.rollouts import (
     REFUSAL,
@@ -112,7 +112,75 @@ def test_a_corrected_template_is_not_held_up_by_the_falls_of_the_last_one() -> N
     assert cluster.pods["digits-worker-2"].phase == "Pending"
 
 
+def test_exit_codes_that_end_a_job_say_something_about_the_template_too() -> None:
+    cluster = rolling(worker={"restartPolicy": "ExitCode"})
+    cluster.vanish()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    cluster.run(ago=1)
+    cluster.settle()
+    cluster.end(2, 1)
+    cluster.settle()
+    assert not cluster.ended
+
+
+def test_a_pod_that_was_in_no_round_says_something_about_its_template_however_late() -> None:
+    cluster = rolling()
+    cluster.vanish()
+    in_round(cluster, 2, 2)
+    cluster.settle()
+    cluster.run()
+    cluster.settle()
+    cluster.now += 300
+    cluster.end(2, 1)
+    cluster.change(2, last_report=AgentReport("6f1c-0", round=0))
+    cluster.settle()
+    assert not cluster.ended
+
+
+def test_a_pod_on_a_lost_node_trains_with_no_template() -> None:
+    cluster = running(2)
+    change_template(cluster)
+    cluster.settle()
+    cluster.change(1, deleting=True, ready=False)  # its node does not answer
+    cluster.settle()
+    cluster.vanish(0)
+    cluster.settle()
+    cluster.run(0, ago=1)
+    cluster.settle()
+    cluster.end(0, 2)
+    cluster.settle()
+    assert cluster.condition("Failed")["reason"] == "UsageError"
+
+
 # ---------------------------------------------------------------- the check comes first
+
+
+def test_what_pods_were_made_from_before_anybody_asked_is_accepted() -> None:
+    cluster = running(2)
+    del cluster.job["status"]["memory"]["checked"]  # of an older controller
+    cluster.vanish(1)
+    assert not any(isinstance(one, CheckPod) for one in cluster.decide().actions)
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+
+
+def test_pods_that_wait_are_kept_while_the_template_is_refused() -> None:
+    cluster = running(1)
+    cluster.edit(replicas=3)
+    cluster.settle()
+    cluster.end(0, 137)
+    cluster.now += 1
+    before = {pod.name: pod.uid for pod in cluster.pods.values()}
+    change_template(cluster)
+    cluster.problems = (REFUSAL,)
+    for _ in range(4):
+        cluster.step()
+    for name in ("digits-worker-1", "digits-worker-2"):
+        assert cluster.pods[name].uid == before[name]
+    cluster.problems = ()
+    cluster.settle()
+    assert images(cluster) == {0: "img:2", 1: "img:2", 2: "img:2"}
 
 
 def test_no_pod_goes_before_its_template_was_checked() -> None:
@@ -191,6 +259,76 @@ def test_agents_that_form_a_round_let_no_pod_go() -> None:
     cluster.now += 3600
     cluster.settle()
     assert leaving(cluster) == []
+
+
+def test_a_pod_that_ends_by_itself_before_it_goes_is_counted() -> None:
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    cluster.step()
+    cluster.step()
+    assert cluster.status["memory"]["roll"]["index"] == 2
+    cluster.end(2, 137)
+    cluster.settle()
+    assert cluster.reasons("Warning").count("PodReplaced") == 1
+    assert "exit code 137" in cluster.status["lastFault"]
+
+
+def test_a_pod_that_is_to_go_stays_when_another_is_lost() -> None:
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    cluster.step()
+    cluster.step()
+    cluster.vanish(0)
+    cluster.settle()
+    assert leaving(cluster) == []
+
+
+# ---------------------------------------------------------------- never below the minimum
+
+
+def test_a_rollout_counts_the_nodes_of_a_round_and_not_pods() -> None:
+    cluster = running(3, rollout="Rolling", minReplicas=2)
+    in_round(cluster, 1, 2)  # the third has just started
+    cluster.change(2, started_at=cluster.now)
+    cluster.settle()
+    change_template(cluster)
+    cluster.settle()
+    assert leaving(cluster) == []
+    in_round(cluster, 2, 3)
+    cluster.settle()
+    assert leaving(cluster) == [2]
+
+
+def test_what_is_waited_for_is_said_also_with_one_pod_more_than_the_minimum() -> None:
+    cluster = rolling(3, minReplicas=2)
+    assert leaving(cluster) == [2]
+    in_round(cluster, 2, 2)
+    cluster.vanish()
+    cluster.settle()
+    told = cluster.condition("Outdated")
+    assert (told["reason"], "digits-worker-2 runs" in told["message"]) == ("Rolling", True)
+
+
+def test_a_successor_that_a_spare_has_replaced_is_given_time() -> None:
+    cluster = running(2, rollout="Rolling", minReplicas=2, maxReplicas=2, spares=1)
+    in_round(cluster, 1, 2)
+    cluster.settle()
+    change_template(cluster)
+    cluster.settle()
+    assert leaving(cluster) == [2]
+    in_round(cluster, 2, 2)
+    cluster.vanish()
+    cluster.settle()
+    cluster.run(ago=1)
+    plan = cluster.settle()
+    assert leaving(cluster) == []
+    cluster.now = plan.wake_at
+    cluster.settle()
+    assert leaving(cluster) == [1]
 
 
 # ---------------------------------------------------------------- what changes meanwhile
@@ -313,7 +451,19 @@ def test_a_job_without_pods_is_not_outdated(way_out: str) -> None:
     cluster.vanish()
     cluster.settle()
     assert not cluster.holds("Outdated")
-    assert cluster.status.get("worldSize", 0) == 0
+    assert (cluster.status.get("worldSize", 0), cluster.status["updatedReplicas"]) == (0, 0)
+
+
+def test_a_job_that_has_ended_is_not_outdated_when_its_last_pod_is_gone() -> None:
+    cluster = running(2, activeDeadlineSeconds=100, cleanPodPolicy="All")
+    change_template(cluster)
+    cluster.settle()
+    cluster.now += 200
+    cluster.settle()
+    assert cluster.holds("Failed")
+    cluster.vanish()
+    cluster.settle()
+    assert not cluster.holds("Outdated")
 
 
 # ---------------------------------------------------------------- what somebody has written
