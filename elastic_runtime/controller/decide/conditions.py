@@ -135,14 +135,7 @@ def _is_unplaced(context: PlanContext, pod: PodView | EtcdView) -> bool:
 
     The scheduler says so of every pod for which it has to make room, or whose volume is on its way.
     """
-    if not pod.unschedulable:
-        return False
-    due = pod.unplaced_since + PLACEMENT_TIMEOUT
-    # What is further ahead was said by a clock that is wrong.
-    if 0 < due - context.now <= PLACEMENT_TIMEOUT:
-        context.wake_at(due)
-        return False
-    return True
+    return bool(pod.unschedulable) and context.has_passed(PLACEMENT_TIMEOUT, pod.unplaced_since)
 
 
 def _store_problems(context: PlanContext) -> list[Problem]:
@@ -224,12 +217,7 @@ def _is_of_store(problem: Problem) -> bool:
 def _may_still_report(context: PlanContext) -> bool:
     """Whether the agents are so young that they may have had no time to say anything."""
     starts = sorted(pod.started_at for pod in context.running)
-    due = starts[context.enough - 1] + FIRST_REPORT_TIMEOUT
-    # What is further ahead was said by a clock that is wrong.
-    young = 0 < due - context.now <= FIRST_REPORT_TIMEOUT
-    if young:
-        context.wake_at(due)
-    return young
+    return not context.has_passed(FIRST_REPORT_TIMEOUT, starts[context.enough - 1])
 
 
 def _waits_for(context: PlanContext) -> tuple[str, str]:

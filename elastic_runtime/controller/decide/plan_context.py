@@ -64,6 +64,20 @@ class PlanContext:
         """Whether a pause still lasts; what is further away was set by a clock that was wrong."""
         return 0 < until - self.now <= POD_PAUSES.longest + 1
 
+    def has_passed(self, seconds: float, since: float) -> bool:
+        """Whether so much time has passed; if not, another decision is asked for when it has.
+
+        Args:
+            seconds: how much.
+            since: a moment, in seconds since 1970. What lies so far ahead that more would be left
+                than that was said by a clock that is wrong, and is not waited for.
+        """
+        due = since + seconds
+        if 0 < due - self.now <= seconds:
+            self.wake_at(due)
+            return False
+        return True
+
     def finish(self, reason: str) -> JobPlan:
         """The decision, made."""
         self.status.report_problems(self.problems)
@@ -173,11 +187,7 @@ class PlanContext:
         """Whether an etcd is not ready for so long that it will not be by itself."""
         if etcd.serves or not etcd.unready_since:
             return False
-        due = etcd.unready_since + SLOW_POD_START
-        if 0 < due - self.now <= SLOW_POD_START:
-            self.wake_at(due)
-            return False
-        return True
+        return self.has_passed(SLOW_POD_START, etcd.unready_since)
 
     def is_former(self, pod: PodView) -> bool:
         """Whether a pod is of an earlier attempt."""

@@ -238,8 +238,5 @@ def _all_train(context: PlanContext) -> bool:
 
 
 def _have_run_for_long(context: PlanContext) -> bool:
-    due = max(pod.started_at for pod in context.running) + SHORT_POD_LIFE
-    if 0 < due - context.now <= SHORT_POD_LIFE:
-        context.wake_at(due)
-        return False
-    return True
+    youngest = max(pod.started_at for pod in context.running)
+    return context.has_passed(SHORT_POD_LIFE, youngest)

@@ -158,7 +158,7 @@ def test_etcd_leaves_a_node_after_the_workers(cluster: FakeCluster, running: Run
     def budgets() -> list[str]:
         return [one["metadata"]["name"] for one in cluster.store.list(BUDGET)]
 
-    assert budgets() == ["digits", "digits-etcd"]
+    cluster.wait_for(lambda: budgets() == ["digits", "digits-etcd"], "etcd is to stay")
     cluster.kubelet.runs = False  # it is cordoned
     for name in ("digits-worker-0", "digits-worker-1"):
         cluster.store.delete(POD, NAMESPACE, name)

@@ -26,6 +26,19 @@ def deleted(cluster: Cluster) -> list[str]:
     return [one.name for one in cluster.decide().actions if isinstance(one, DeletePod)]
 
 
+def about_to_go() -> Cluster:
+    """A job of three pods, the last of which is chosen to be replaced, and still there."""
+    cluster = running(3, rollout="Rolling")
+    in_round(cluster, 1, 3)
+    cluster.settle()
+    change_template(cluster)
+    cluster.step()
+    cluster.step()
+    assert cluster.status["memory"]["roll"]["index"] == 2
+    assert leaving(cluster) == []
+    return cluster
+
+
 def succeed(cluster: Cluster, number: int, nodes: int = 3) -> None:
     """The pod that left is followed by another, and all are in a round."""
     cluster.vanish()
@@ -262,12 +275,7 @@ def test_agents_that_form_a_round_let_no_pod_go() -> None:
 
 
 def test_a_pod_that_ends_by_itself_before_it_goes_is_counted() -> None:
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    cluster.step()
-    cluster.step()
+    cluster = about_to_go()
     assert cluster.status["memory"]["roll"]["index"] == 2
     cluster.end(2, 137)
     cluster.settle()
@@ -276,12 +284,7 @@ def test_a_pod_that_ends_by_itself_before_it_goes_is_counted() -> None:
 
 
 def test_a_pod_that_is_to_go_stays_when_another_is_lost() -> None:
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    cluster.step()
-    cluster.step()
+    cluster = about_to_go()
     cluster.vanish(0)
     cluster.settle()
     assert leaving(cluster) == []
@@ -421,12 +424,7 @@ def test_pods_without_reports_have_to_be_ready() -> None:
 
 
 def test_a_rollout_that_is_called_off_forgets_the_pod_that_was_to_go() -> None:
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    cluster.step()
-    cluster.step()
+    cluster = about_to_go()
     assert cluster.status["memory"]["roll"]
     cluster.edit(rollout="OnRecreate")
     cluster.settle()
