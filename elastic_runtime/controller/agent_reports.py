@@ -118,9 +118,7 @@ class AgentReports:
             return  # it is another job, or has other pods, by now
         if report is None:
             failures = asked.failures + 1
-            pause = NO_REPORT_PAUSES.pause(failures)
-            if now - asked.since < STARTING_PODS_TIME:
-                pause = min(pause, STARTING_PODS_PAUSE)
+            pause = pause_without_answer(failures, now - asked.since)
             self._asked[key] = replace(asked, due=now + pause, failures=failures)
             if failures > 1 and key in self._state.reports:
                 del self._state.reports[key]
@@ -153,6 +151,17 @@ class AgentReports:
                 return read_report(await answer.content.read(_LARGEST))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None  # no agent, not yet, or none of ours
+
+
+def pause_without_answer(failures: int, age: float) -> float:
+    """Seconds until pods that did not answer are asked again.
+
+    Args:
+        failures: how often in a row they did not.
+        age: for how many seconds these pods have run.
+    """
+    pause = NO_REPORT_PAUSES.pause(failures)
+    return min(pause, STARTING_PODS_PAUSE) if age < STARTING_PODS_TIME else pause
 
 
 def _addresses(pods: Sequence[PodView]) -> tuple[str, ...]:

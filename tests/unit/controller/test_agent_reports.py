@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.agent_reports import read_report
+from elastic_runtime.controller.agent_reports import pause_without_answer
 from elastic_runtime.controller.decide.job_types import AgentReport
+from elastic_runtime.controller.read_report import read_report
 from elastic_runtime.events.round_events import RESTART_CLASSES
 
 SAID = {
@@ -54,3 +55,8 @@ def test_what_no_agent_says_is_refused(change: dict[str, Any]) -> None:
 def test_what_is_no_report_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):
         read_report(body)
+
+
+def test_pods_that_may_still_be_starting_are_asked_often() -> None:
+    assert [pause_without_answer(n, age=30.0) for n in (1, 2, 6, 99)] == [1, 2, 2, 2]
+    assert [pause_without_answer(n, age=300.0) for n in (1, 2, 6, 99)] == [1, 2, 32, 60]

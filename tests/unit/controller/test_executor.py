@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
 from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.decide.job_types import (
     ApplyManifest,
+    CheckPod,
     CreatePod,
     DeleteJob,
     DeletePod,
@@ -49,6 +52,9 @@ class _Server:
             "ownerReferences": [owner],
         }
         return self._answer(f"create {name}", {**item, "metadata": meta})
+
+    async def check(self, _: Any, namespace: str, item: Any) -> None:
+        self._answer(f"check {item['metadata']['name']}")
 
     async def apply(self, _: Any, __: str, name: str, item: Any) -> Any:
         meta = {**item["metadata"], "namespace": KEY[0], "uid": name, "resourceVersion": "2"}
@@ -122,3 +128,34 @@ def test_what_was_made_is_known_before_any_watch_tells_it() -> None:
 
 def test_the_end_of_the_job_is_told() -> None:
     assert _execute(_Server(), [DeleteJob()]) == Outcome(deleted=True)
+
+
+CHECK = CheckPod({"kind": "Pod", "metadata": {"name": "check"}}, mark="m1")
+
+
+def test_a_pod_that_could_be_made_is_told_by_its_mark() -> None:
+    server = _Server()
+    assert _execute(server, [CHECK, *_pods(1)]) == Outcome(checked="m1")
+    assert server.asked == ["check check", "create pod-0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "outcome"),
+    [
+        (500, "not now", Outcome(again=True)),
+        (400, 'strict decoding error: unknown field "spec.arg"', None),
+        (422, 'Pod "check" is invalid: spec.arg: no', None),
+        (403, "pods is forbidden: no service account", None),
+        (403, "pods is forbidden: exceeded quota: small", Outcome(checked="m1")),
+        (400, "a webhook does not support dry run", Outcome(checked="m1")),
+    ],
+)
+def test_only_what_is_wrong_with_the_pod_itself_is_no_answer(
+    code: int, said: str, outcome: Outcome | None
+) -> None:
+    found = _execute(_Server(ApiError(code, "No", said, "POST pods")), [CHECK])
+    if outcome is None:
+        assert found.checked == ""
+        assert len(found.problems) == 1
+    else:
+        assert found == outcome

@@ -176,6 +176,7 @@ def test_what_pods_were_made_from_before_anybody_asked_is_accepted() -> None:
     assert not any(isinstance(one, CheckPod) for one in cluster.decide().actions)
     cluster.settle()
     assert cluster.indices == [0, 1]
+    assert cluster.status["memory"]["checked"]
 
 
 def test_pods_that_wait_are_kept_while_the_template_is_refused() -> None:
