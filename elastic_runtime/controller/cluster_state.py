@@ -102,6 +102,13 @@ class ClusterState:
             checked=checked,
         )
 
+    def orphans(self, key: Key) -> tuple[PodView, ...]:
+        """The workers of jobs of a name that are not there any more, or are being deleted."""
+        job = self.jobs.get(key)
+        stays = job is not None and not job["metadata"].get("deletionTimestamp")
+        uid = job["metadata"]["uid"] if job is not None and stays else ""
+        return tuple(pod for pod in self.pods.owned_by_others(key, uid) if isinstance(pod, PodView))
+
     def rival(self, key: Key) -> Key | None:
         """The job that has the same run id at the same endpoint as this one, and came first."""
         job = self.jobs.get(key)

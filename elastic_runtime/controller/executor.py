@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_types import (
     ApplyManifest,
+    ApplyPodGroup,
     CheckPod,
     CreatePod,
     DeleteJob,
     DeleteOwned,
     DeletePod,
+    DeletePodGroup,
+    PatchPod,
     Problem,
 )
 from elastic_runtime.controller.decide.rollout import refusal
 from elastic_runtime.controller.spec.job_spec import JOBS
+from elastic_runtime.controller.spec.scheduling_spec import COSCHEDULING, KAI, NATIVE, VOLCANO
 from elastic_runtime.kubernetes.api_errors import ApiError
-from elastic_runtime.kubernetes.api_resources import DISRUPTION_BUDGETS, PODS, SERVICES
+from elastic_runtime.kubernetes.api_resources import (
+    DISRUPTION_BUDGETS,
+    PODS,
+    SERVICES,
+    Resource,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +39,16 @@ if TYPE_CHECKING:
 
 
 _RESOURCES = {"Pod": PODS, "Service": SERVICES, "PodDisruptionBudget": DISRUPTION_BUDGETS}
+# Where a scheduler's PodGroups may be: the newer place first.
+_POD_GROUPS = {
+    gang: tuple(Resource(f"/apis/{version}", "podgroups") for version in versions)
+    for gang, versions in {
+        COSCHEDULING: ("scheduling.x-k8s.io/v1alpha1",),
+        VOLCANO: ("scheduling.volcano.sh/v1beta1",),
+        KAI: ("scheduling.kai.nvidia.com/v2alpha2", "scheduling.run.ai/v2alpha2"),
+        NATIVE: ("scheduling.k8s.io/v1beta1",),
+    }.items()
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class Outcome:
 
 def creates(action: Action) -> bool:
     """Whether an action makes something, or would, so that it may be refused."""
-    return isinstance(action, CreatePod | CheckPod | ApplyManifest)
+    return isinstance(action, CreatePod | CheckPod | ApplyManifest | ApplyPodGroup)
 
 
 class Executor:
@@ -124,6 +143,15 @@ class Executor:
                     state.pods.update(answer)
             case ApplyManifest():
                 await self._apply(key, uid, action)
+            case PatchPod():
+                patch = {"metadata": {"uid": action.uid, **action.metadata}}
+                answer = await client.merge_strategically(PODS, namespace, action.name, patch)
+                if not _is_gone(answer):
+                    state.pods.update(answer)
+            case ApplyPodGroup():
+                await self._apply_pod_group(namespace, action)
+            case DeletePodGroup():
+                await self._delete_pod_group(namespace, action)
             case DeleteOwned():
                 await client.delete(_RESOURCES[action.kind], namespace, action.name)
             case DeleteJob():
@@ -141,6 +169,26 @@ class Executor:
             forbidden = error.code == 403 and not error.quota_exceeded
             if error.malformed or error.transient or forbidden:
                 raise
+
+    async def _apply_pod_group(self, namespace: str, action: ApplyPodGroup) -> None:
+        """Makes a PodGroup, of the first version that the cluster has."""
+        name, places = action.manifest["metadata"]["name"], _POD_GROUPS[action.gang]
+        for resource in places:
+            manifest = {"apiVersion": resource.root.removeprefix("/apis/"), **action.manifest}
+            try:
+                await self._client.apply(resource, namespace, name, manifest)
+                return
+            except ApiError as error:
+                if not error.not_found or resource is places[-1]:
+                    raise
+
+    async def _delete_pod_group(self, namespace: str, action: DeletePodGroup) -> None:
+        for resource in _POD_GROUPS[action.gang]:
+            try:
+                await self._client.delete(resource, namespace, action.name)
+            except ApiError as error:
+                if not error.not_found:  # of this version there is none
+                    raise
 
     async def _apply(self, key: Key, uid: str, action: ApplyManifest) -> None:
         """Makes an object so; what is not the job's is left alone, whatever its name.
@@ -164,6 +212,13 @@ class Executor:
         cache.update(answer)
 
 
+def _is_gone(answer: Json) -> bool:
+    """Whether an object that is changed was only held by what the change has taken away."""
+    meta = answer["metadata"]
+    grace = meta.get("deletionGracePeriodSeconds")
+    return bool(meta.get("deletionTimestamp")) and not meta.get("finalizers") and not grace
+
+
 def _is_deleting(answer: Json) -> bool:
     return answer.get("kind") == "Pod" and bool(answer["metadata"].get("deletionTimestamp"))
 
@@ -185,6 +240,13 @@ def _problem(action: Action, error: ApiError) -> Problem:
         return Problem("QuotaExceeded", f"{said}; trying again")
     if error.malformed and isinstance(action, CheckPod | CreatePod):
         return refusal(error.message)
+    if isinstance(action, ApplyPodGroup) and error.not_found:
+        where = " or ".join(one.root.removeprefix("/apis/") for one in _POD_GROUPS[action.gang])
+        text = (
+            f"this cluster has no PodGroups of {action.gang} ({where}): have it installed, or "
+            "leave out gang"
+        )
+        return Problem("NoGangScheduler", text, "spec.scheduling.gang")
     if error.code == 403:
         return Problem("Forbidden", f"{said}; trying again")
     etcd = isinstance(action, ApplyManifest) and action.kind == "Pod"

@@ -53,6 +53,15 @@ class InformerCache(Generic[_V]):
         kept = self._entries.get(job, {})
         return {name: one.view for name, one in sorted(kept.items()) if one.owner == uid}
 
+    def owned_by_others(self, job: Key, uid: str) -> tuple[_V, ...]:
+        """What belongs to other jobs of a name, which are not there any more.
+
+        Args:
+            job: the name.
+            uid: of the job that is there; "": none is.
+        """
+        return tuple(one.view for one in self._entries.get(job, {}).values() if one.owner != uid)
+
     def retain(self, uids: Collection[str], version: int) -> None:
         """Nothing else was there at that version; what is younger may be."""
         for job, kept in list(self._entries.items()):

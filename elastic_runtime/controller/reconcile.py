@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.clock import NEVER
-from elastic_runtime.controller.decide.job_types import ApplyManifest, CheckPod, CreatePod
+from elastic_runtime.controller.decide.groups.quota_groups import free_all
+from elastic_runtime.controller.decide.job_types import (
+    ApplyManifest,
+    ApplyPodGroup,
+    CheckPod,
+    CreatePod,
+)
 from elastic_runtime.controller.decide.rollout import REFUSED
 from elastic_runtime.controller.event_recorder import record_event
 from elastic_runtime.controller.executor import Executor, Outcome
@@ -117,13 +123,15 @@ class Reconciler:
         Raises:
             ApiError: the status could not be written.
         """
+        orphans = await self._free_orphans(key)
         job = self._state.jobs.get(key)
         if job is None:
             self._setbacks.pop(key, None)
             self._checked.pop(key, None)
             self._queue.cancel_timer(key)
-            return
-        if job["metadata"].get("deletionTimestamp"):
+        if job is None or job["metadata"].get("deletionTimestamp"):
+            if orphans < NEVER:
+                self._queue.add_after(key, orphans)
             return  # all that it owns goes with it
         now, setback = self._now(), self._setback(key)
         waits = _loop_time() < setback.until
@@ -132,7 +140,9 @@ class Reconciler:
         plan = self._decide(job, self._state.observe(key, problems, checked), now)
         # A template that is refused says nothing about etcd and Services.
         of_pods = bool(problems) and all(problem.reason == REFUSED for problem in problems)
-        held = (CreatePod, CheckPod) if of_pods else (CreatePod, CheckPod, ApplyManifest)
+        held: tuple[type, ...] = (CreatePod, CheckPod, ApplyPodGroup)
+        if not of_pods:
+            held = (*held, ApplyManifest)
         actions = [one for one in plan.actions if not (waits and isinstance(one, held))]
         if plan.reason and (actions or plan.events):
             self._emit(ControllerDecided("/".join(key), plan.reason))
@@ -144,7 +154,7 @@ class Reconciler:
             if setback.problems:  # what is known now belongs into the status
                 plan = self._decide(job, self._state.observe(key, setback.problems), now)
         await self._write(key, job, plan)
-        pause = plan.wake_at - self._now()
+        pause = min(plan.wake_at - self._now(), orphans)
         if outcome.checked:
             self._checked[key], pause = outcome.checked, 0.0
         if setback.tries:
@@ -153,6 +163,18 @@ class Reconciler:
             self._queue.add_after(key, pause)
         else:
             self._queue.cancel_timer(key)
+
+    async def _free_orphans(self, key: Key) -> float:
+        """Frees pods that only Kueue holds, of jobs that are gone.
+
+        Returns:
+            Seconds until it is to be tried again; ``NEVER`` if all went well.
+        """
+        actions = free_all(self._state.orphans(key))
+        outcome = await self._executor.execute(key, "", actions)
+        if outcome.problems:
+            return REFUSAL_PAUSES.longest
+        return CONFLICT_PAUSES.longest if outcome.again else NEVER
 
     def _setback(self, key: Key) -> Retry:
         about, before = ("", 0), self._setbacks.get(key)

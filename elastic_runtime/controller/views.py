@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from elastic_runtime.controller.decide.groups.quota_groups import (
+    FINALIZER,
+    GROUP_LABEL,
+    RETRIABLE_ANNOTATION,
+)
 from elastic_runtime.controller.decide.job_types import EtcdView, PodView
 from elastic_runtime.controller.decide.manifests import (
     ATTEMPT_LABEL,
@@ -27,6 +32,8 @@ MANAGED = "app.kubernetes.io/managed-by=elastic-runtime"
 
 # Said of every container that ends, with or without a reason of its own.
 _NO_REASON = ("Error", "Completed")
+# Kueue's condition of a pod that it deletes.
+_KUEUE_TARGET = "TerminationTarget"
 # Said of every container that has not started yet.
 _STARTS = ("ContainerCreating", "PodInitializing")
 
@@ -87,6 +94,11 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         node=(item.get("spec") or {}).get("nodeName") or "",
         template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
         settings=(meta.get("annotations") or {}).get(SETTINGS_ANNOTATION, ""),
+        gates=_gates(item),
+        group=labels.get(GROUP_LABEL, ""),
+        held=FINALIZER in (meta.get("finalizers") or ()),
+        final=(meta.get("annotations") or {}).get(RETRIABLE_ANNOTATION) == "false",
+        quota_taken=_quota_taken(status),
         last_report=read_last_report(report),
     )
 
@@ -170,6 +182,20 @@ def _unschedulable(status: Json) -> tuple[str, float]:
         message = placed.get("message") or "no node has room for it"
         return message, parse_time(placed.get("lastTransitionTime"))
     return "", 0.0
+
+
+def _gates(item: Json) -> tuple[str, ...]:
+    """What keeps the scheduler from a pod."""
+    found = (item.get("spec") or {}).get("schedulingGates") or ()
+    return tuple(str(gate.get("name", "")) for gate in found)
+
+
+def _quota_taken(status: Json) -> str:
+    """Why Kueue takes a pod away; "" if it does not."""
+    target = _condition(status, _KUEUE_TARGET)
+    if target.get("status") != "True":
+        return ""
+    return str(target.get("message") or target.get("reason") or "no reason is given")
 
 
 def _condition(status: Json, type: str) -> Json:

@@ -28,6 +28,7 @@ Json = dict[str, Any]
 
 _JSON = "application/json"
 _MERGE_PATCH = "application/merge-patch+json"
+_STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 # More at once does not make a server faster, and other clients want to be served too.
 _CONNECTIONS = 16
@@ -156,6 +157,19 @@ class ApiClient:
         query = {"fieldManager": self._name}
         path = resource.path(namespace, name, sub)
         return await self._ask("PATCH", path, patch, _MERGE_PATCH, query)
+
+    async def merge_strategically(
+        self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any]
+    ) -> Json:
+        """Merges a patch into an object whose lists the server knows how to merge.
+
+        Args:
+            resource, namespace, name: the object.
+            patch: of which ``metadata.uid`` is a precondition.
+        """
+        query = {"fieldManager": self._name}
+        path = resource.path(namespace, name)
+        return await self._ask("PATCH", path, patch, _STRATEGIC_PATCH, query)
 
     async def delete(
         self,

@@ -133,7 +133,7 @@ class Kubelet:
     def place_pending(self) -> None:
         """Runs what waits, as far as there is room; after ``capacity`` or ``runs`` has changed."""
         for pod in self._store.list(POD):
-            if pod["status"]["phase"] == "Pending":
+            if pod["status"]["phase"] == "Pending" and not _is_gated(pod):
                 self._place(pod)
 
     def _on_change(self, change: Change) -> None:
@@ -142,11 +142,12 @@ class Kubelet:
         meta = change.item["metadata"]
         if change.type == "ADDED":  # what an earlier pod of that name has said is gone with it
             self._server.logs.pop((meta["namespace"], meta["name"]), None)
-        if change.type == "ADDED" and self.runs:
+        opened = _is_gated(change.before or {}) and not _is_gated(change.item)
+        if (change.type == "ADDED" or opened) and self.runs and not _is_gated(change.item):
             self._place(change.item)
         elif change.type == "MODIFIED" and meta.get("deletionTimestamp") and self.removes:
             before = (change.before or {}).get("metadata", {})
-            if not before.get("deletionTimestamp"):
+            if not before.get("deletionTimestamp") and change.item["spec"].get("nodeName"):
                 self.remove(meta["namespace"], meta["name"])
         elif change.type == "DELETED" and self.capacity is not None:
             self.place_pending()
@@ -184,6 +185,10 @@ class Kubelet:
         shown = {**status, "containerStatuses": containers}
         change: dict[str, Any] = {"spec": {"nodeName": "node-1"}, "status": shown}
         self._store.change(POD, namespace, name, change)
+
+
+def _is_gated(pod: Object) -> bool:
+    return bool((pod.get("spec") or {}).get("schedulingGates"))
 
 
 def _conditions(**met: bool) -> list[Object]:

@@ -25,6 +25,26 @@ def merged(target: Any, patch: Any) -> Any:
     return result
 
 
+def without_primitives(target: Any, patch: Any) -> tuple[Any, Any]:
+    """Does what a strategic merge patch says with ``$deleteFromPrimitiveList``.
+
+    Returns:
+        The object after it, and the patch without it.
+    """
+    if not isinstance(target, dict) or not isinstance(patch, dict):
+        return target, patch
+    result, rest = dict(target), {}
+    for key, value in patch.items():
+        name = key.removeprefix("$deleteFromPrimitiveList/")
+        if name != key:
+            result[name] = [one for one in result.get(name) or () if one not in value]
+        elif isinstance(value, dict) and key in result:
+            result[key], rest[key] = without_primitives(result[key], value)
+        else:
+            rest[key] = value
+    return result, rest
+
+
 def applied(live: Object, wanted: Object, before: Object) -> Object:
     """Server-side apply by one manager: what it said before and says no more is taken away.
 

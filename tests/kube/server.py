@@ -242,7 +242,7 @@ class ApiServer:
                 if request.query.get("fieldValidation") == "Strict":
                     check_strictly(kind, body)
                 if request.query.get("dryRun") == "All":
-                    return 201, body
+                    return 201, store.admitted(kind, body)
                 return 201, store.create(kind, where, body)
             if request.verb == "deletecollection":
                 for item in self._list(request)["items"]:
@@ -427,7 +427,9 @@ def _concerns(request: Request, item: Object | None) -> bool:
 def _patched(old: Object, body: Any, content_type: str) -> Object:
     if content_type == "application/json-patch+json":
         return patches.operated(old, body)
-    if content_type in ("application/merge-patch+json", "application/strategic-merge-patch+json"):
+    if content_type == "application/strategic-merge-patch+json":
+        return patches.merged(*patches.without_primitives(old, body))  # type: ignore[no-any-return]
+    if content_type == "application/merge-patch+json":
         return patches.merged(old, body)  # type: ignore[no-any-return]
     raise Refusal(415, "UnsupportedMediaType", f"unknown kind of patch: {content_type}")
 

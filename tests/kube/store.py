@@ -92,6 +92,7 @@ class Store:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.listeners: list[Callable[[Change], None]] = []
+        self.webhooks: list[Callable[[Kind, Object], Object]] = []
         self.history: list[Change] = []
         self.forgotten = 0  # changes up to this version cannot be watched any more
         self.version = 0
@@ -160,6 +161,7 @@ class Store:
             Refusal: there is one of that name, or the object has none.
         """
         with self.lock:
+            item = self.admitted(kind, item)
             meta = dict(item.get("metadata") or {})
             if "name" not in meta and "generateName" in meta:
                 meta["name"] = meta["generateName"] + uuid.uuid4().hex[:5]
@@ -177,6 +179,16 @@ class Store:
             stored = self._put(kind, "ADDED", made, None)
             self._adopt(kind, stored)
             return stored
+
+    def admitted(self, kind: Kind, item: Object) -> Object:
+        """A new object as the webhooks make it.
+
+        Raises:
+            Refusal: one of them will not have it.
+        """
+        for webhook in self.webhooks:
+            item = webhook(kind, item)
+        return item
 
     def replace(self, kind: Kind, old: Object, new: Object, part: str = "") -> Object:
         """Puts ``new`` in the place of ``old``; nothing happens if nothing is different.
@@ -216,11 +228,7 @@ class Store:
                     made["metadata"]["generation"] = held["generation"] + 1
             if made == old:
                 return old
-            stored = self._put(kind, "MODIFIED", made, old)
-            ending = stored["metadata"].get("deletionTimestamp")
-            if ending and not stored["metadata"].get("finalizers") and kind != POD:
-                self._remove(kind, stored)
-            return stored
+            return self._changed(kind, made, old)
 
     def apply(
         self, kind: Kind, namespace: str, name: str, wanted: Object, manager: str
@@ -256,9 +264,11 @@ class Store:
             if not grace and not meta.get("finalizers"):
                 self._remove(kind, item, orphan=options.get("propagationPolicy") == "Orphan")
                 return item
-            if meta.get("deletionTimestamp"):
+            over = kind == POD and not grace and meta.get("deletionGracePeriodSeconds")
+            if meta.get("deletionTimestamp") and not over:
                 return item
-            ending = {"deletionTimestamp": now(), "deletionGracePeriodSeconds": grace}
+            since = meta.get("deletionTimestamp") or now()
+            ending = {"deletionTimestamp": since, "deletionGracePeriodSeconds": grace}
             return self._put(kind, "MODIFIED", {**item, "metadata": {**meta, **ending}}, item)
 
     def change(self, kind: Kind, namespace: str, name: str, patch: Object) -> Object:
@@ -266,7 +276,7 @@ class Store:
         with self.lock:
             item = self.get(kind, namespace, name)
             new = patches.merged(item, patch)
-            return item if new == item else self._put(kind, "MODIFIED", new, item)
+            return item if new == item else self._changed(kind, new, item)
 
     def wait_for(
         self, happened: Callable[[], Any], patience: float, what: str, story: Callable[[], str]
@@ -282,6 +292,15 @@ class Store:
         return found
 
     # Its parts
+
+    def _changed(self, kind: Kind, made: Object, old: Object) -> Object:
+        stored = self._put(kind, "MODIFIED", made, old)
+        meta = stored["metadata"]
+        # A pod that has its grace yet is the kubelet's to remove.
+        ended = not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
+        if meta.get("deletionTimestamp") and ended:
+            self._remove(kind, stored)
+        return stored
 
     def _put(self, kind: Kind, type: str, item: Object, before: Object | None) -> Object:
         self.version += 1

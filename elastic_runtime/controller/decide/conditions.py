@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_runtime.controller.decide.groups.quota_groups import GATE, waits_for_minimum
 from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED, Problem
 from elastic_runtime.controller.decide.pod_failures import Meaning
 from elastic_runtime.controller.decide.status_builder import RESTARTING, RUNNING
@@ -175,11 +176,14 @@ def set_running(context: PlanContext) -> None:
     why_not = _why_not(context)
     status, memory = context.status, context.status.memory
     state = f"{len(context.running)} of {context.wanted} pods run"
+    gated = _gated(context)
+    if why_not is None and gated:
+        state += f"; {_waiting_for_quota(context, gated)}"
     if why_not is None:
         memory.begun = True
         told = f"{state}; {context.problems[0]}" if context.problems else state
         if status.set_condition(RUNNING, True, "EnoughPods", told):
-            status.add_event("Running", state)
+            status.add_event("Running", state.partition(";")[0])
     else:
         reason, message = why_not
         status.set_condition(
@@ -229,7 +233,28 @@ def _waits_for(context: PlanContext) -> tuple[str, str]:
         return "Ending", "pods of the last attempt are ending"
     if not context.store_serves:
         return "WaitingForEtcd", "the job's etcd starts"
+    if gated := _gated(context):
+        kueue = GATE in gated[0].gates
+        return ("WaitingForQuota" if kueue else "Gated"), _waiting_for_quota(context, gated)
     return "PodsPending", "the others start"
+
+
+def _gated(context: PlanContext) -> list[PodView]:
+    """The pods that the scheduler is not to look at yet, those that wait for quota first."""
+    gated = [pod for pod in context.pods if pod.gates and not pod.deleting]
+    return sorted(gated, key=lambda pod: GATE not in pod.gates)
+
+
+def _waiting_for_quota(context: PlanContext, gated: list[PodView]) -> str:
+    first = gated[0]
+    if GATE not in first.gates:
+        return f"{first.name} waits behind the scheduling gate {first.gates[0]}"
+    waiting = sum(GATE in pod.gates for pod in gated)
+    queue = context.spec.scheduling.queue
+    where = f" of the queue {queue!r}" if queue else ""
+    what = f"kubectl describe workload {first.group}" if first.group else "kubectl get workloads"
+    subject = "1 pod waits" if waiting == 1 else f"{waiting} pods wait"
+    return f"{subject} for quota{where} ({what})"
 
 
 def _set_restarting(context: PlanContext, runs: bool) -> None:
@@ -240,7 +265,7 @@ def _set_restarting(context: PlanContext, runs: bool) -> None:
         slot
         for index, slot in sorted(memory.slots.items())
         if slot.why and index < context.wanted and _running_at(context, index, slot.uid) is None
-        if index not in left
+        if index not in left and not _lacks_quota(context, index)
     ]
     if memory.done:
         status.set_condition(RESTARTING, False, "Done", "training is done")
@@ -254,6 +279,14 @@ def _set_restarting(context: PlanContext, runs: bool) -> None:
         pass  # as it was set when the attempt was ordered
     else:
         status.set_condition(RESTARTING, False, "Running", "all pods run again")
+
+
+def _lacks_quota(context: PlanContext, index: int) -> bool:
+    """Whether a pod above the minimum waits for quota: that may last, and nothing is wrong."""
+    if index < context.launch[0]:
+        return False
+    present = next((pod for pod in context.pods if pod.index == index), None)
+    return bool(present.gates) if present else waits_for_minimum(context, index)
 
 
 def _stays_ended(context: PlanContext, pod: PodView) -> bool:

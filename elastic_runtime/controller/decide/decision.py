@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import conditions, pod_planning, rollout
 from elastic_runtime.controller.decide.etcd_manifests import ETCD_IMAGE
+from elastic_runtime.controller.decide.groups import gang_groups, quota_groups
 from elastic_runtime.controller.decide.job_types import (
     NORMAL,
     WARNING,
@@ -72,6 +73,7 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
     if manager not in (None, "", MANAGER):
         return JobPlan(status=dict(job.get("status") or {}), reason=f"{manager!r} manages the job")
     status = StatusBuilder(job, now)
+    observed, left_behind = quota_groups.set_aside(observed)
     try:
         spec = JobSpec.of(job)
     except InvalidSpec as error:
@@ -81,8 +83,8 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
         name, namespace = (str(job["metadata"].get(key)) for key in ("name", "namespace"))
         spec = JobSpec(name, namespace, uid="", template={})
     if status.ended:
-        return _clean_up(spec, status, observed)
-    context = PlanContext(spec, status, observed, now, etcd_image)
+        return _clean_up(spec, status, observed, left_behind)
+    context = PlanContext(spec, status, observed, now, etcd_image, left_behind)
     _accept_job(
         context, new=status.generation != (job.get("status") or {}).get("observedGeneration")
     )
@@ -224,7 +226,9 @@ def _check_deadline(context: PlanContext) -> JobPlan | None:
     return _end_job(context, FAILED, DEADLINE, text)
 
 
-def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPlan:
+def _clean_up(
+    spec: JobSpec, status: StatusBuilder, observed: Observed, left_behind: tuple[PodView, ...]
+) -> JobPlan:
     """Cleans up behind a job that has ended."""
     # Who says Failed by hand does not say when.
     status.values.setdefault("completionTime", format_time(status.now))
@@ -241,8 +245,10 @@ def _clean_up(spec: JobSpec, status: StatusBuilder, observed: Observed) -> JobPl
         if goes:
             why = f"the job has ended, cleanPodPolicy is {spec.clean}"
             actions.append(DeletePod(pod.name, pod.uid, None, why))
+    actions += [*quota_groups.end_groups(observed.pods), *quota_groups.free_all(left_behind)]
     if not any(_is_at_work(pod) for pod in observed.pods):
         actions += pod_planning.delete_supporting_objects(spec, observed)
+        actions += gang_groups.take_gang(status)
     if not any(pod.runs for pod in observed.pods):
         rollout.forget(status, "Ended", "the job has ended")
     status.count_pods(observed.pods, keep_ended=True)
@@ -262,6 +268,7 @@ def _suspend(context: PlanContext) -> JobPlan:
     for pod in context.observed.pods:
         if not pod.deleting:
             context.actions.append(DeletePod(pod.name, pod.uid, None, "the job is suspended"))
+    quota_groups.set_free(context)
     status.values.pop("startTime", None)
     if not context.running:
         status.clear_world()
@@ -281,6 +288,7 @@ def _suspend(context: PlanContext) -> JobPlan:
         context.actions += pod_planning.delete_supporting_objects(
             context.spec, context.observed, services=False
         )
+        context.actions += gang_groups.take_gang(status)
     status.count_pods(context.observed.pods)
     return context.finish(text)
 
@@ -299,6 +307,7 @@ def _run(context: PlanContext) -> JobPlan:
         pod_planning.delete_outdated_pods(context)
         pod_planning.scale_down(context)
         pod_planning.create_missing_pods(context)
+    quota_groups.set_free(context)
     rollout.roll_out(context)
     pod_planning.guard_etcd(context)
     if not context.running:

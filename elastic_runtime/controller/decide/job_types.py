@@ -50,6 +50,11 @@ class PodView:
         node: where it was placed; "" while it was not.
         template, settings: the marks of the template, and of what else of the spec it was made
             from (annotations ``elastic.pytorch.org/template`` and ``…/settings``).
+        gates: what keeps the scheduler from looking at it: Kueue's while it waits for quota.
+        group: Kueue's group of pods that it belongs to; "": none.
+        held: Kueue's finalizer keeps its object.
+        final: Kueue was told that no pod takes its place in the group.
+        quota_taken: why Kueue has taken its quota back; "": it has not.
         last_report: what its agent has said last, when it ended.
     """
 
@@ -75,6 +80,11 @@ class PodView:
     node: str = ""
     template: str = ""
     settings: str = ""
+    gates: tuple[str, ...] = ()
+    group: str = ""
+    held: bool = False
+    final: bool = False
+    quota_taken: str = ""
     last_report: AgentReport | None = None
 
     @property
@@ -281,6 +291,51 @@ class ApplyManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchPod:
+    """Change the metadata of a worker pod.
+
+    Attributes:
+        name, uid: of the pod; nothing is done to another one of that name.
+        metadata: the change, as a strategic merge patch.
+        why: for people and the log.
+    """
+
+    name: str
+    uid: str
+    metadata: Json = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPodGroup:
+    """Make the object by which a scheduler knows which pods come together.
+
+    Attributes:
+        gang: whose, as in ``spec.scheduling.gang``.
+        manifest: without ``apiVersion``: the executor knows which ones there may be.
+        why: for people and the log.
+    """
+
+    gang: str
+    manifest: Json = field(default_factory=dict, repr=False)
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePodGroup:
+    """Delete such an object.
+
+    Attributes:
+        gang, name: which one.
+        why: for people and the log.
+    """
+
+    gang: str
+    name: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteOwned:
     """Delete an object of the job's that is not a pod: ``Service``, ``PodDisruptionBudget``."""
 
@@ -296,7 +351,17 @@ class DeleteJob:
     why: str = ""
 
 
-Action = CreatePod | CheckPod | DeletePod | ApplyManifest | DeleteOwned | DeleteJob
+Action = (
+    CreatePod
+    | CheckPod
+    | DeletePod
+    | PatchPod
+    | ApplyManifest
+    | ApplyPodGroup
+    | DeletePodGroup
+    | DeleteOwned
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.controller.decide.groups.gang_groups import join_gang
+from elastic_runtime.controller.decide.groups.quota_groups import (
+    member_metadata,
+    member_name,
+    pod_labels,
+)
 from elastic_runtime.controller.spec.job_spec import API_GROUP, KIND, VERSION, JobSpec
+from elastic_runtime.controller.spec.scheduling_spec import Scheduling
 from elastic_runtime.defaults import ETCD_PORT
 from elastic_runtime.reporting.last_words import ENV_LAST_WORDS
 
@@ -164,6 +172,7 @@ def worker_pod(
     bounds: tuple[int, int],
     life: int = 0,
     resuming: bool = False,
+    group: str = "",
 ) -> Json:
     """One worker pod.
 
@@ -178,6 +187,7 @@ def worker_pod(
             agent tells the others not to wait for that one.
         resuming: other pods may be training in a round of this attempt: should etcd have lost its
             memory, the agent waits for them.
+        group: of Kueue that it belongs to; "": none.
     """
     name = pod_name(spec.name, index)
     pod = {**spec.template["spec"], "restartPolicy": "Never"}
@@ -203,6 +213,8 @@ def worker_pod(
     containers[spec.container] = worker
     pod["containers"] = containers
     metadata = _pod_metadata(spec, name, index, attempt)
+    _queue(spec, index, bounds[0], group, life, metadata)
+    join_gang(spec, index, bounds[0], metadata, pod)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
@@ -225,6 +237,17 @@ def _pod_metadata(spec: JobSpec, name: str, index: int, attempt: int) -> dict[st
     return metadata
 
 
+def _queue(
+    spec: JobSpec, index: int, minimum: int, group: str, life: int, metadata: dict[str, Any]
+) -> None:
+    """Has a pod wait for quota, alone or with its group, if the job asks for it."""
+    member = member_metadata(group, minimum)
+    metadata["labels"] |= {**pod_labels(spec, index, minimum), **member["labels"]}
+    metadata["annotations"] |= member["annotations"]
+    if group:
+        metadata["name"] = member_name(metadata["name"], life)
+
+
 def template_mark(spec: JobSpec) -> str:
     """Tells templates apart, so that a pod shows which one it was made from."""
     return _mark(spec.template)
@@ -237,7 +260,10 @@ def settings_mark(spec: JobSpec) -> str:
     """
     place = spec.checkpoint and (spec.checkpoint.claim, spec.checkpoint.place)
     secrets = sorted(spec.secrets.items())
-    return _mark([spec.nproc, spec.max_restarts, place, secrets, spec.priority_class])
+    settings = [spec.nproc, spec.max_restarts, place, secrets, spec.priority_class]
+    # Only where it is set: pods of a controller that did not know it are of no older spec.
+    asked = spec.scheduling
+    return _mark([*settings, *([astuple(asked)] if asked != Scheduling() else [])])
 
 
 def _mark(value: Any) -> str:

@@ -42,6 +42,7 @@ class PlanContext:
         observed: what is there.
         now: seconds since 1970.
         etcd_image: of the job's own etcd, if the job does not choose.
+        left_behind: pods of which nothing is left but an object that Kueue holds.
         actions: asked for so far.
         problems: found so far.
         wake: when to decide again at the latest.
@@ -52,6 +53,7 @@ class PlanContext:
     observed: Observed
     now: float
     etcd_image: str
+    left_behind: tuple[PodView, ...] = ()
     actions: list[Action] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     wake: float = NEVER
@@ -90,6 +92,11 @@ class PlanContext:
         )
 
     # ------------------------------------------------------------ sizes
+
+    @property
+    def attempt(self) -> int:
+        """How often the whole job was started again."""
+        return self.status.attempt
 
     @property
     def launch(self) -> tuple[int, int]:
@@ -194,12 +201,12 @@ class PlanContext:
         return pod.attempt != self.status.attempt
 
     def is_left_out(self, index: int) -> bool:
-        """Whether there is no place for a pod, or it is left as it ended, as a rule asks."""
+        """Whether there is no place or quota for a pod, or it is left as it ended, as asked."""
         pod = next((one for one in self.pods if one.index == index), None)
         if pod is None:
             return False
         left = pod.ended and self.end_of(pod).meaning is Meaning.LEAVE
-        return left or (bool(pod.unschedulable) and not pod.runs)
+        return left or (bool(pod.unschedulable or pod.gates) and not pod.runs)
 
     @property
     def template_accepted(self) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import etcd_manifests, manifests, rollout
+from elastic_runtime.controller.decide.groups.gang_groups import ensure_gang
+from elastic_runtime.controller.decide.groups.quota_groups import group_for, waits_for_minimum
 from elastic_runtime.controller.decide.job_types import (
     FAILED,
     NORMAL,
@@ -153,7 +155,8 @@ def replace_ended_pods(context: PlanContext) -> None:
         if pod.index >= context.wanted:
             continue
         if pod.deleting:
-            _record_end(context, pod, f"{pod.name} is being deleted")
+            taken = f": its quota was taken back ({pod.quota_taken})" if pod.quota_taken else ""
+            _record_end(context, pod, f"{pod.name} is being deleted{taken}")
         elif pod.ended:
             rollout.take_back(context, pod)
             end = context.end_of(pod)
@@ -259,8 +262,9 @@ def create_missing_pods(context: PlanContext) -> None:
     if not context.endpoint or not context.store_serves or context.ending:
         return
     taken = {pod.index for pod in context.observed.pods}
+    created: list[CreatePod] = []
     for index in range(context.wanted):
-        if index in taken:
+        if index in taken or waits_for_minimum(context, index):
             continue
         slot = memory.slots.get(index)
         until = max(memory.until, slot.until if slot else 0)
@@ -271,7 +275,18 @@ def create_missing_pods(context: PlanContext) -> None:
         # Pods that run may be training where the store does not see them.
         resuming = "round" in context.status.values and any(pod.runs for pod in context.pods)
         manifest = manifests.worker_pod(
-            spec, index, context.status.attempt, context.endpoint, context.launch, life, resuming
+            spec,
+            index,
+            context.attempt,
+            context.endpoint,
+            context.launch,
+            life,
+            resuming,
+            group_for(context, index),
         )
         why = (slot and slot.why) or f"the job is to have {context.wanted} pods"
-        context.actions.append(CreatePod(index, manifest, why))
+        created.append(CreatePod(index, manifest, why))
+    if created:
+        metadata = manifests.owned_metadata(spec, "", "worker")
+        ensure_gang(context, metadata)
+    context.actions += created

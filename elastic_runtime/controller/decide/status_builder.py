@@ -86,6 +86,7 @@ class Memory:
         checked: the mark of the template that the API server has checked last.
         roll: the last step of a rollout; None: there is none.
         etcd: the last etcd pod of the job that has ended; None: none has.
+        gang: whose PodGroup was made last for the job, and its name; empty: none is there.
     """
 
     launch: tuple[int, ...] = ()
@@ -101,6 +102,7 @@ class Memory:
     checked: str = ""
     roll: Roll | None = None
     etcd: PodSlot | None = None
+    gang: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, kept: Any) -> Memory:
@@ -116,7 +118,7 @@ class Memory:
     @classmethod
     def _read(cls, kept: Mapping[str, Any]) -> Memory:
         given = _known(cls, kept)
-        for name in ("launch", "told"):
+        for name in ("launch", "told", "gang"):
             if name in given:
                 given[name] = tuple(given[name])
         slots = kept.get("slots", {})
@@ -127,13 +129,16 @@ class Memory:
             given[name] = kind(**_known(kind, one)) if one else None
         if len(given.get("launch", ())) not in (0, 2):
             raise ValueError("bounds are two numbers")
+        if len(given.get("gang", ())) not in (0, 2):
+            raise ValueError("a gang is a kind and a name")
         return cls(**given)
 
     def kept(self) -> dict[str, Any]:
         """As it is kept: what is empty is left out, keys are text."""
         values: dict[str, Any] = asdict(self)
         values["slots"] = {str(n): values["slots"][n] for n in sorted(self.slots)}
-        values["launch"], values["told"] = list(self.launch), list(self.told)
+        for name in ("launch", "told", "gang"):
+            values[name] = list(values[name])
         return {name: value for name, value in values.items() if value}
 
 
@@ -228,11 +233,13 @@ class StatusBuilder:
         old = (self.values.get("replicaStatuses") or {}).get("Worker") or {}
         least = old if keep_ended else {}
         self.values["replicas"] = len(active)
+        gated = sum(bool(pod.gates) for pod in active)
         self.values["replicaStatuses"] = {
             "Worker": {
                 "active": len(active),
                 "ready": sum(pod.ready and pod.runs for pod in pods),
                 "pending": sum(not pod.runs for pod in active),
+                **({"gated": gated} if gated else {}),
                 "succeeded": max(good, least.get("succeeded", 0)),
                 "failed": max(len(ended) - good, least.get("failed", 0)),
             }

@@ -1,0 +1,1 @@
+"""Pods that come together: in the queue of Kueue, and before the scheduler."""
