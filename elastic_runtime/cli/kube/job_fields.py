@@ -39,6 +39,7 @@ _SPEC: Fields = {
         )
     ),
     "failurePolicy": {"rules": [_RULE]},
+    "scheduling": dict.fromkeys(("queue", "priorityClass", "surplusPriorityClass", "gang")),
     "checkpoint": dict.fromkeys(("claimName", "mountPath", "url")),
     "etcd": {
         "image": None,

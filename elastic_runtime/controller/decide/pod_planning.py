@@ -286,7 +286,5 @@ def create_missing_pods(context: PlanContext) -> None:
         )
         why = (slot and slot.why) or f"the job is to have {context.wanted} pods"
         created.append(CreatePod(index, manifest, why))
-    if created:
-        metadata = manifests.owned_metadata(spec, "", "worker")
-        ensure_gang(context, metadata)
-    context.actions += created
+    if created and ensure_gang(context, manifests.owned_metadata(spec, "", "worker")):
+        context.actions += created

@@ -128,7 +128,7 @@ def test_what_get_shows() -> None:
     shown = [column["name"] for column in columns if not column.get("priority")]
     assert shown == ["State", "World", "Wanted", "Step", "Goodput", "Restarts", "Age"]
     wide = [column["name"] for column in columns if column.get("priority")]
-    assert wide == ["Ready", "Round", "Last Fault"]
+    assert wide == ["Queue", "Ready", "Round", "Last Fault"]
     known = {path for path, _ in structural.nodes(elasticjob().schema)}
     scale = version["subresources"]["scale"]
     assert {*(c["jsonPath"] for c in columns), *scale.values()} <= known | {
@@ -188,6 +188,10 @@ GOOD: list[tuple[str, Any]] = [
     ("spec.etcd", {"template": {"spec": {"priorityClassName": "high"}}}),
     ("spec.rollout", "Rolling"),
     ("spec.managedBy", "kueue.x-k8s.io/multikueue"),
+    ("spec.scheduling", {"queue": "team", "priorityClass": "base", "surplusPriorityClass": "low"}),
+    ("spec.scheduling", {"queue": "team", "gang": "volcano"}),
+    ("spec.scheduling", {"queue": "team", "priorityClass": "base", "gang": "coscheduling"}),
+    ("spec.scheduling", {"gang": "native"}),
     ("spec.priorityClassName", "high"),
     ("spec.schedulingPolicy", {"minAvailable": 2}),
     ("spec.checkpoint", {"claimName": "runs", "mountPath": "/data/runs"}),
@@ -269,6 +273,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("spec.rollout", "Sometimes", "spec.rollout"),
     ("spec.managedBy", "somebody", "spec.managedBy"),
     ("spec.priorityClassName", "High one", "spec.priorityClassName"),
+    ("spec.scheduling", {"queue": "Team A"}, "spec.scheduling.queue"),
+    ("spec.scheduling", {"queue": "a" * 64}, "spec.scheduling.queue"),
+    ("spec.scheduling", {"gang": "all"}, "spec.scheduling.gang"),
+    ("spec.scheduling", {"que": "team"}, "spec.scheduling.que"),
+    ("spec.scheduling", {"priorityClass": "base"}, "spec.scheduling"),
+    ("spec.scheduling", {"queue": "q", "gang": "kai", "priorityClass": "b"}, "spec.scheduling"),
     ("spec.cleanPodPolicy", "Some", "spec.cleanPodPolicy"),
     ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished"),
     ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds"),

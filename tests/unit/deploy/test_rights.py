@@ -16,6 +16,8 @@ import pytest
 
 from tests.kube.cluster import FakeCluster
 from tests.kube.kinds import BUDGET, JOB, SERVICE
+from tests.kube.kueue import Kueue
+from tests.kube.pod_groups import VOLCANO
 from tests.unit.deploy.admission import elasticjob
 from tests.unit.deploy.files import DEPLOY, SAMPLES, Object, identity, jobs, objects
 
@@ -30,8 +32,9 @@ HOME = "elastic-job"
 RBAC = {identity(each): each for each in objects(DEPLOY / "controller" / "rbac.yaml")}
 IN_THE_CLUSTER = RBAC["ClusterRole", "", "elastic-controller"]["rules"]
 LEASE = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
-# What only a real API server asks for: when blockOwnerDeletion is set.
-UNSEEN = {"update elasticjobs/finalizers"}
+# What only a real API server asks for: when blockOwnerDeletion is set, and when what is applied is
+# new.
+UNSEEN = {"update elasticjobs/finalizers", "create podgroups"}
 
 
 def granted(rules: list[Object], request: Request) -> bool:
@@ -128,6 +131,26 @@ def a_life_of_jobs(cluster: FakeCluster, namespace: str) -> None:
     cluster.wait_for(lambda: is_gone(JOB), "the job is deleted")
 
 
+def lives_in_queues(cluster: FakeCluster, namespace: str) -> None:
+    """A job that waits for quota of Kueue and is suspended, and a gang."""
+    cluster.server.catalogue.kinds.append(VOLCANO)
+    kueue = Kueue(cluster.store, quota=1)
+    [job] = jobs(SAMPLES / "digits.yaml")
+    job["metadata"]["namespace"] = namespace
+    for name, scheduling in (("queued", {"queue": "team"}), ("gang", {"gang": "volcano"})):
+        bounds = {"minReplicas": 2, "scheduling": scheduling}
+        named = {**job["metadata"], "name": name}
+        cluster.add(JOB, {**job, "metadata": named, "spec": {**job["spec"], **bounds}})
+    cluster.wait_for(lambda: len(cluster.pods("queued")) == 2, "two pods wait")
+    cluster.wait_for(lambda: len(cluster.pods("gang")) == 2, "two pods are placed together")
+    for name in ("queued", "gang"):
+        cluster.edit(JOB, name, {"spec": {"suspend": True}}, namespace)
+    cluster.wait_for(
+        lambda: not cluster.pods("queued") and not cluster.store.list(VOLCANO), "all are gone"
+    )
+    kueue.stop()
+
+
 @pytest.mark.parametrize("alone", [False, True], ids=["of the cluster", "of its namespace"])
 def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
     alone: bool, cluster: FakeCluster, tmp_path: Path
@@ -147,6 +170,7 @@ def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
         controller(cluster, tmp_path, *([f"--namespace={HOME}"] if alone else [])),
     ):
         a_life_of_jobs(cluster, HOME if alone else "default")
+        lives_in_queues(cluster, HOME if alone else "default")
     assert refused == set(), (tmp_path / "log").read_text()
     used = set(cluster.counts())
     assert labels(everywhere + at_home) - used == UNSEEN

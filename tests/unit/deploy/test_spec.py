@@ -28,6 +28,7 @@ LENIENT: list[tuple[str, Any]] = [
     ("spec.checkpoint", {"url": "b"}),
     ("spec.checkpoint", {"url": "s3://me:secret@b"}),
     ("spec.etcd", {"auth": {}}),
+    ("spec.scheduling", {"que": "team"}),
     ("spec.failurePolicy", {}),
     ("spec.failurePolicy.rules", []),
     (
@@ -86,6 +87,7 @@ def test_each_field_of_the_schema_is_read() -> None:
     job = changed(smallest(), "spec.rdzvEndpoint", "etcd:2379")
     job["spec"] |= {
         "checkpoint": {"claimName": "runs"},
+        "scheduling": {"queue": "team"},
         "etcd": {"tls": {"secretName": "a"}, "auth": {"secretName": "b"}},
         "failurePolicy": {
             "rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": [3]}}]

@@ -93,24 +93,33 @@ def join_gang(
         pod["schedulingGroup"] = {"podGroupName": name}
 
 
-def ensure_gang(context: PlanContext, metadata: Json) -> None:
+def ensure_gang(context: PlanContext, metadata: Json) -> bool:
     """Has the PodGroup made, which has to be there before the pods.
 
     It is asked for whenever pods are made, instead of watched: a cluster may have none of its kind.
+    Its name is written down first, and it is made by the next decision: nobody would delete one
+    that was made and then forgotten.
 
     Args:
         context: the decision.
         metadata: of an object that belongs to the job, without a name.
+
+    Returns:
+        Whether pods can be made now.
     """
     spec, minimum, memory = context.spec, context.launch[0], context.status.memory
     gang = spec.scheduling.gang
     name = gang_name(spec, minimum)
-    if memory.gang != (gang, name):
+    noted = (gang, name) if gang else ()
+    if memory.gang != noted:
         context.actions += take_gang(context.status)
+        memory.gang = noted
+        context.wake_at(context.now)
+        return not gang
     if gang:
         manifest = pod_group(spec, minimum, {**metadata, "name": name})
         context.actions.append(ApplyPodGroup(gang, manifest, f"{minimum} pods come together"))
-        memory.gang = (gang, name)
+    return True
 
 
 def take_gang(status: StatusBuilder) -> list[DeletePodGroup]:
