@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from elastic_runtime.controller.decide.decision import decide
+from elastic_runtime.controller.decide.groups import quota_groups
 from elastic_runtime.controller.decide.job_types import (
     FAILED,
     PENDING,
@@ -16,15 +17,18 @@ from elastic_runtime.controller.decide.job_types import (
     Action,
     AgentReport,
     ApplyManifest,
+    ApplyPodGroup,
     CheckPod,
     CreatePod,
     DeleteJob,
     DeleteOwned,
     DeletePod,
+    DeletePodGroup,
     EtcdView,
     JobEvent,
     JobPlan,
     Observed,
+    PatchPod,
     PodView,
     Problem,
 )
@@ -60,6 +64,7 @@ class Cluster:
         self.problems: tuple[Problem, ...] = ()
         self.events: list[JobEvent] = []
         self.manifests: dict[str, Any] = {}
+        self.gangs: set[tuple[str, str]] = set()
         self.deleted = False
         self.last = JobPlan()
         self._made = 0
@@ -113,7 +118,7 @@ class Cluster:
 
     def _done(self, plan: JobPlan) -> list[Action]:
         """What comes of a plan: nothing is made behind a template that is refused."""
-        made = (CreatePod, ApplyManifest)
+        made = (CreatePod, ApplyManifest, ApplyPodGroup)
         first = [one for one in plan.actions if not isinstance(one, (*made, CheckPod))]
         for action in plan.actions:
             if isinstance(action, (*made, CheckPod)):
@@ -128,7 +133,7 @@ class Cluster:
 
     def _to_do(self, plan: JobPlan) -> list[Action]:
         """What is left to do; a template that was refused is checked again with pauses."""
-        made = (CheckPod, CreatePod, ApplyManifest)
+        made = (CheckPod, CreatePod, ApplyManifest, ApplyPodGroup)
         return [one for one in plan.actions if not (self._refuses and isinstance(one, made))]
 
     def _do(self, action: Action) -> None:
@@ -144,10 +149,23 @@ class Cluster:
                 notes = action.manifest["metadata"]["annotations"]
                 template = notes["elastic.pytorch.org/template"]
                 settings = notes["elastic.pytorch.org/settings"]
+                group = labels.get(quota_groups.GROUP_LABEL, "")
+                queued = quota_groups.QUEUE_LABEL in labels
                 self.pods[name] = PodView(
-                    name, action.index, uid, attempt=attempt, template=template, settings=settings
+                    name,
+                    action.index,
+                    uid,
+                    attempt=attempt,
+                    template=template,
+                    settings=settings,
+                    gates=(quota_groups.GATE,) if queued else (),
+                    held=queued,
+                    group=group,
                 )
                 self.manifests[name] = action.manifest
+                if group:
+                    self.now += 0.002  # the next one of this index has another name
+                self._check_group(group)
             case CheckPod():
                 assert action.manifest["metadata"]["name"] not in self.pods
                 self.checks += 1
@@ -155,6 +173,12 @@ class Cluster:
                     self.checked = action.mark
             case DeletePod():
                 self._delete(action)
+            case PatchPod():
+                self._patch(action)
+            case ApplyPodGroup():
+                self.gangs.add((action.gang, action.manifest["metadata"]["name"]))
+            case DeletePodGroup():
+                self.gangs.discard((action.gang, action.name))
             case ApplyManifest(manifest=manifest):
                 self._apply(manifest)
             case DeleteOwned(kind="Service"):
@@ -198,10 +222,82 @@ class Cluster:
             return
         pod = self.pods[action.name]
         assert pod.uid == action.uid
-        if pod.phase == RUNNING:
+        if pod.phase == RUNNING or (pod.held and pod.group):
             self.pods[action.name] = replace(pod, deleting=True)
         else:
             del self.pods[action.name]
+
+    def _patch(self, action: PatchPod) -> None:
+        pod = self.pods[action.name]
+        assert pod.uid == action.uid
+        if "annotations" in action.metadata:
+            assert not pod.final, "said twice"
+            self.pods[action.name] = replace(pod, final=True)
+        else:
+            assert pod.held and pod.deleting and (pod.phase != RUNNING or not pod.node)
+            del self.pods[action.name]
+
+    # ------------------------------------------------------------ Kueue's part
+
+    def _members(self, group: str) -> list[PodView]:
+        return [pod for pod in self.pods.values() if pod.group == group]
+
+    def _size(self, group: str) -> int:
+        name = self._members(group)[0].name
+        return int(self.manifests[name]["metadata"]["annotations"][quota_groups.COUNT_ANNOTATION])
+
+    def _check_group(self, group: str) -> None:
+        """No more pods than its size, or Kueue deletes one; and all of one kind."""
+        if not group:
+            return
+        members = self._members(group)
+        active = [pod for pod in members if pod.phase != FAILED and (pod.node or not pod.deleting)]
+        assert len(active) <= self._size(group), f"{group} has too many pods"
+        shapes = {
+            json.dumps(self.manifests[pod.name]["spec"]["containers"][0].get("resources"))
+            for pod in members
+        }
+        assert len(shapes) == 1, f"{group} has pods of different kinds"
+        # It frees those that have a successor.
+        gone = [pod for pod in members if pod not in active]
+        for pod in gone[: max(len(gone) + len(active) - self._size(group), 0)]:
+            if pod.deleting:
+                del self.pods[pod.name]
+
+    def admit(self, *indices: int) -> None:
+        """There is quota for groups that are complete, and for pods alone; without an index for
+        all."""
+        for pod in list(self.pods.values()):
+            wanted = not indices or pod.index in indices
+            if not wanted or not pod.gates or pod.deleting:
+                continue
+            fellows = [one for one in self._members(pod.group) if not one.deleting]
+            whole = not pod.group or len(fellows) == self._size(pod.group)
+            for one in fellows if pod.group and whole else [pod] if whole else []:
+                self.pods[one.name] = replace(self.pods[one.name], gates=())
+
+    def take_quota(self, index: int) -> None:
+        """Kueue takes a pod away; with its group, if it has one."""
+        taken = self._at(index)
+        for pod in self._members(taken.group) if taken.group else [taken]:
+            if pod.phase == RUNNING and not pod.ended:
+                self.pods[pod.name] = replace(pod, deleting=True, quota_taken="preempted")
+
+    def quota_is_kept(self) -> list[str]:
+        """The groups for which Kueue keeps quota though none of their pods is active."""
+        kept = []
+        for group in {pod.group for pod in self.pods.values() if pod.group and pod.held}:
+            members = self._members(group)
+            over = all(pod.phase in (FAILED, SUCCEEDED) for pod in members)
+            good = sum(pod.phase == SUCCEEDED for pod in members) == self._size(group)
+            if over and not good and not any(pod.final for pod in members):
+                kept.append(group)
+        return kept
+
+    def _at(self, index: int) -> PodView:
+        """The pod with an index; that which was made last."""
+        found = [pod for pod in self.pods.values() if pod.index == index]
+        return max(found, key=lambda pod: (not pod.deleting, int(pod.uid[1:])))
 
     # ------------------------------------------------------------ what must always hold
 
@@ -271,8 +367,8 @@ class Cluster:
 
     def change(self, index: int, **fields: Any) -> None:
         """A pod changes."""
-        name = f"{self.job['metadata']['name']}-worker-{index}"
-        self.pods[name] = replace(self.pods[name], **fields)
+        pod = self._at(index)
+        self.pods[pod.name] = replace(pod, **fields)
 
     def run(self, *indices: int, ago: float = 15.0) -> None:
         """The kubelet has started pods; without an index all that wait.
@@ -281,10 +377,11 @@ class Cluster:
         """
         for pod in list(self.pods.values()):
             wanted = not indices or pod.index in indices
-            if wanted and pod.phase == PENDING and not pod.deleting:
+            if wanted and pod.phase == PENDING and not pod.deleting and not pod.gates:
                 self.change(
                     pod.index,
                     phase=RUNNING,
+                    node=pod.node or ("node" if pod.held else ""),
                     ready=True,
                     started_at=self.now - ago,
                     unschedulable="",
@@ -308,7 +405,10 @@ class Cluster:
         """Pods that are being deleted are gone; with an index, whatever is there."""
         for name, pod in list(self.pods.items()):
             if pod.index in indices if indices else pod.deleting:
-                del self.pods[name]
+                if pod.held and pod.group and not indices:  # only its containers have ended
+                    self.pods[name] = replace(pod, phase=FAILED, ready=False, exit_code=5)
+                else:
+                    del self.pods[name]
 
     @property
     def indices(self) -> list[int]:

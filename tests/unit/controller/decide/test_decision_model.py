@@ -30,6 +30,12 @@ HIGHEST = 6
 SIZES = st.integers(1, 4)
 CODES = st.sampled_from([0, 1, 2, 3, 4, 5, 42, 128, 137, 143, 255, None])
 REASONS = st.sampled_from(["", "", "Evicted", "OOMKilled", "NodeLost", "OutOfcpu"])
+QUEUES: list[dict[str, str]] = [
+    {"queue": "team"},
+    {"queue": "team", "priorityClass": "base", "surplusPriorityClass": "low"},
+    {"queue": "team", "gang": "coscheduling"},
+    {"queue": "team", "gang": "volcano"},
+]
 RULES: list[dict[str, Any]] = [
     {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}},
     {"action": "FailJob", "onReasons": ["OOMKilled"]},
@@ -54,6 +60,7 @@ class Life(RuleBasedStateMachine):
         address=st.sampled_from(["", "10.0.0.7"]),
         rollout=st.sampled_from(["OnRecreate", "Rolling"]),
         etcd_starts=st.booleans(),
+        scheduling=st.sampled_from([None, *QUEUES]),
     )
     def submit(
         self,
@@ -71,6 +78,7 @@ class Life(RuleBasedStateMachine):
         address: str,
         rollout: str,
         etcd_starts: bool,
+        scheduling: dict[str, str] | None,
     ) -> None:
         made = job(
             replicas=low + min(over, more),
@@ -85,6 +93,7 @@ class Life(RuleBasedStateMachine):
             failurePolicy={"rules": rules},
             rdzvEndpoint=endpoint,
             rollout=rollout,
+            scheduling=scheduling,
         )
         self.cluster = Cluster(made, address, etcd_starts)
         self.away = False
@@ -100,7 +109,7 @@ class Life(RuleBasedStateMachine):
     def the_controller_is_away_or_back(self, away: bool) -> None:
         self.away = away
 
-    @rule(seconds=st.sampled_from([0.3, 1, 7, 31, 120]))
+    @rule(seconds=st.sampled_from([0.3, 1, 7, 31, 120, 3600]))
     def time_passes(self, seconds: float) -> None:
         self.cluster.now += seconds
 
@@ -119,6 +128,19 @@ class Life(RuleBasedStateMachine):
     def all_pods_start(self) -> None:
         self.cluster.run()
 
+    @rule(pick=st.integers(0, 9), all_=st.booleans())
+    def there_is_quota(self, pick: int, all_: bool) -> None:
+        gated = [pod.index for pod in self.cluster.pods.values() if pod.gates]
+        if gated:
+            self.cluster.admit(*([] if all_ else [gated[pick % len(gated)]]))
+
+    @rule(pick=st.integers(0, 9))
+    def quota_is_taken_back(self, pick: int) -> None:
+        """Of a pod beyond the minimum, or of the minimum as a whole."""
+        held = [pod for pod in self.cluster.pods.values() if pod.held and pod.runs]
+        if held:
+            self.cluster.take_quota(held[pick % len(held)].index)
+
     @rule(pick=st.integers(0, 9), code=CODES, reason=REASONS)
     def a_pod_ends(self, pick: int, code: int | None, reason: str) -> None:
         if pod := self._some(pick, RUNNING):
@@ -126,12 +148,14 @@ class Life(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9))
     def a_pod_is_refused_by_its_node(self, pick: int) -> None:
-        if pod := self._some(pick, PENDING):
+        pod = self._some(pick, PENDING)
+        if pod and not pod.gates:
             self.cluster.end(pod.index, None, "OutOfcpu")
 
     @rule(pick=st.integers(0, 9))
     def a_pod_finds_no_place_or_no_image(self, pick: int) -> None:
-        if pod := self._some(pick, PENDING):
+        pod = self._some(pick, PENDING)
+        if pod and not pod.gates:
             if pick % 2:
                 self.cluster.change(pod.index, unschedulable=f"0/{pick} nodes are available")
             else:
@@ -170,7 +194,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), node=st.sampled_from(["a", "b"]))
     def a_pod_and_etcd_are_placed(self, pick: int, node: str) -> None:
-        if pod := self._some(pick, PENDING, RUNNING):
+        pod = self._some(pick, PENDING, RUNNING)
+        if pod and not pod.gates:
             self.cluster.change(pod.index, node=node)
         if self.cluster.etcd:
             self.cluster.etcd = replace(self.cluster.etcd, node="a")
@@ -216,10 +241,11 @@ class Life(RuleBasedStateMachine):
         """Also to such that the present size does not fit."""
         self.cluster.edit(minReplicas=low, maxReplicas=low + more)
 
-    @rule(tag=st.integers(1, 3))
-    def change_template(self, tag: int) -> None:
+    @rule(tag=st.integers(1, 3), cpu=st.sampled_from(["1", "1", "2"]))
+    def change_template(self, tag: int, cpu: str) -> None:
         worker = self.cluster.job["spec"]["replicaSpecs"]["Worker"]
-        worker["template"]["spec"]["containers"][0]["image"] = f"img:{tag}"
+        container = worker["template"]["spec"]["containers"][0]
+        container |= {"image": f"img:{tag}", "resources": {"requests": {"cpu": cpu}}}
         self.cluster.edit()
 
     @rule(suspend=st.booleans())
@@ -248,6 +274,7 @@ class Life(RuleBasedStateMachine):
                 return
             cluster.vanish()
             self.services_have_addresses()
+            cluster.admit()
             if cluster.etcd:
                 cluster.etcd = replace(cluster.etcd, ready=True, waiting_reason="")
             for pod in list(cluster.pods.values()):
@@ -261,6 +288,9 @@ class Life(RuleBasedStateMachine):
     def _settled(self, cluster: Cluster) -> None:
         if cluster.deleted:
             return
+        if cluster.ended or cluster.suspended:
+            assert cluster.quota_is_kept() == []
+            assert not cluster.gangs or cluster.pods
         if cluster.ended:
             clean = cluster.job["spec"].get("cleanPodPolicy")
             assert clean == "None" or not any(pod.runs for pod in cluster.pods.values())
