@@ -13,6 +13,7 @@ from elastic_runtime.controller.decide.manifests import (
     SETTINGS_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
+from elastic_runtime.controller.decide.node_topology import TOPOLOGY_ANNOTATION
 from elastic_runtime.controller.read_report import read_last_report
 from elastic_runtime.controller.spec.job_spec import CONTAINER
 from elastic_runtime.controller.spec.pod_template import ETCD_CONTAINER
@@ -88,6 +89,7 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         template=(meta.get("annotations") or {}).get(TEMPLATE_ANNOTATION, ""),
         settings=(meta.get("annotations") or {}).get(SETTINGS_ANNOTATION, ""),
         last_report=read_last_report(report),
+        topology=(meta.get("annotations") or {}).get(TOPOLOGY_ANNOTATION),
     )
 
 

@@ -39,6 +39,7 @@ _SPEC: Fields = {
         )
     ),
     "failurePolicy": {"rules": [_RULE]},
+    "topology": {"nodeLabels": None},
     "checkpoint": dict.fromkeys(("claimName", "mountPath", "url")),
     "etcd": {
         "image": None,

@@ -51,6 +51,7 @@ class PodView:
         template, settings: the marks of the template, and of what else of the spec it was made
             from (annotations ``elastic.pytorch.org/template`` and ``…/settings``).
         last_report: what its agent has said last, when it ended.
+        topology: what it was told of its node's place; "": nothing yet; None: it does not ask.
     """
 
     name: str
@@ -76,6 +77,7 @@ class PodView:
     template: str = ""
     settings: str = ""
     last_report: AgentReport | None = None
+    topology: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -192,6 +194,7 @@ class Observed:
         report: what its agents say; None if none is in reach.
         problems: what the operator knows to be wrong.
         checked: the mark of the last ``CheckPod`` that was accepted, if it was just now.
+        asides: what is wrong, too, and keeps no job from running.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -202,6 +205,7 @@ class Observed:
     report: AgentReport | None = None
     problems: tuple[Problem, ...] = ()
     checked: str = ""
+    asides: tuple[Problem, ...] = ()
 
 
 # ---------------------------------------------------------------- what is decided
@@ -290,13 +294,29 @@ class DeleteOwned:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteTopology:
+    """Tell a pod where in the network its node is, in an annotation.
+
+    Attributes:
+        name, uid: of the pod; the uid is a precondition.
+        node: where it was placed.
+        labels: keys of the node's labels, nearest last.
+    """
+
+    name: str
+    uid: str
+    node: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete the ElasticJob itself; all that it owns goes with it."""
 
     why: str = ""
 
 
-Action = CreatePod | CheckPod | DeletePod | ApplyManifest | DeleteOwned | DeleteJob
+Action = CreatePod | CheckPod | DeletePod | ApplyManifest | DeleteOwned | NoteTopology | DeleteJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.spec.field_reader import InvalidSpec, Section
 from elastic_runtime.controller.spec.pod_template import read_etcd_template, read_template
+from elastic_runtime.controller.spec.topology_spec import read_node_labels
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes.api_resources import Resource
@@ -154,6 +155,7 @@ class JobSpec:
         etcd: how etcd is run or reached.
         priority_class: ``priorityClassName`` of all pods that do not say another one.
         manager: ``managedBy``: who looks after the job; "": this controller.
+        node_labels: of nodes, nearest last, that pods are told; None: the controller's setting.
     """
 
     name: str
@@ -182,6 +184,7 @@ class JobSpec:
     etcd: Etcd = field(default_factory=Etcd)
     priority_class: str = ""
     manager: str = ""
+    node_labels: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, job: Json) -> JobSpec:
@@ -236,6 +239,7 @@ class JobSpec:
             etcd=_etcd(spec),
             priority_class=_matching(spec, "priorityClassName", _OBJECT, 253, "high-priority"),
             manager=_matching(spec, "managedBy", _MANAGER, 63, MANAGER),
+            node_labels=read_node_labels(spec),
         )
         return read.check()
 
