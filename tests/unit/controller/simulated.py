@@ -24,6 +24,7 @@ from elastic_runtime.controller.decide.job_types import (
     EtcdView,
     JobEvent,
     JobPlan,
+    NoteTopology,
     Observed,
     PodView,
     Problem,
@@ -145,7 +146,13 @@ class Cluster:
                 template = notes["elastic.pytorch.org/template"]
                 settings = notes["elastic.pytorch.org/settings"]
                 self.pods[name] = PodView(
-                    name, action.index, uid, attempt=attempt, template=template, settings=settings
+                    name,
+                    action.index,
+                    uid,
+                    attempt=attempt,
+                    template=template,
+                    settings=settings,
+                    topology=notes.get("elastic.pytorch.org/topology"),
                 )
                 self.manifests[name] = action.manifest
             case CheckPod():
@@ -164,6 +171,8 @@ class Cluster:
                     self.guarded = False
                 else:
                     self.pdb = None
+            case NoteTopology():
+                self.pods[action.name] = replace(self.pods[action.name], topology=action.node)
             case DeleteJob():
                 self.deleted = True
             case _:

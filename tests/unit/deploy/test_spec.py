@@ -86,6 +86,7 @@ def test_each_field_of_the_schema_is_read() -> None:
     job = changed(smallest(), "spec.rdzvEndpoint", "etcd:2379")
     job["spec"] |= {
         "checkpoint": {"claimName": "runs"},
+        "topology": {"nodeLabels": ["rack"]},
         "etcd": {"tls": {"secretName": "a"}, "auth": {"secretName": "b"}},
         "failurePolicy": {
             "rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": [3]}}]
