@@ -238,7 +238,9 @@ def _is_another(error: ApiError) -> bool:
     A uid in a patch that is not the object's is an invalid change of it to the API server:
     https://github.com/kubernetes/kubernetes/blob/v1.34.0/pkg/controller/controller_ref_manager.go
     """
-    return error.not_found or error.conflict or (error.code == 422 and "uid" in error.message)
+    return (
+        error.not_found or error.conflict or (error.code == 422 and "metadata.uid" in error.message)
+    )
 
 
 def _is_deleting(answer: Json) -> bool:
