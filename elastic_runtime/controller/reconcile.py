@@ -142,8 +142,8 @@ class Reconciler:
         of_pods = bool(problems) and all(problem.reason == REFUSED for problem in problems)
         held = (CreatePod, CheckPod) if of_pods else (CreatePod, CheckPod, ApplyManifest)
         notes = [one for one in plan.actions if isinstance(one, NoteTopology)]
-        actions = [one for one in plan.actions if one not in notes]
-        actions = [one for one in actions if not (waits and isinstance(one, held))]
+        left = (NoteTopology, *held) if waits else NoteTopology
+        actions = [one for one in plan.actions if not isinstance(one, left)]
         if plan.reason and (actions or plan.events):
             self._emit(ControllerDecided("/".join(key), plan.reason))
         outcome, aside = await asyncio.gather(
@@ -154,7 +154,8 @@ class Reconciler:
         if not waits:
             setback = self._remember(key, setback, outcome)
             if setback.problems:  # what is known now belongs into the status
-                plan = self._decide(job, self._state.observe(key, setback.problems), now)
+                seen = self._state.observe(key, setback.problems, asides=asides)
+                plan = self._decide(job, seen, now)
         await self._write(key, job, plan)
         pause = plan.wake_at - self._now()
         if outcome.checked:

@@ -172,7 +172,9 @@ class Cluster:
                 else:
                     self.pdb = None
             case NoteTopology():
-                self.pods[action.name] = replace(self.pods[action.name], topology=action.node)
+                pod = self.pods[action.name]
+                assert (pod.uid, pod.node, pod.topology) == (action.uid, action.node, "")
+                self.pods[action.name] = replace(pod, topology=action.node)
             case DeleteJob():
                 self.deleted = True
             case _:
@@ -295,6 +297,7 @@ class Cluster:
                     pod.index,
                     phase=RUNNING,
                     ready=True,
+                    node=pod.node or "n1",
                     started_at=self.now - ago,
                     unschedulable="",
                     waiting_reason="",

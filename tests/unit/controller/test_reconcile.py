@@ -199,9 +199,12 @@ class _Places:
 
     def __init__(self, error: ApiError) -> None:
         self.error = error
+        self.quota = False
         self.made, self.tried = 0, 0
 
     async def create(self, *_: Any) -> Any:
+        if self.quota:
+            _forbids()
         self.made += 1
         meta = {"namespace": "default", "name": "a", "uid": "p", "resourceVersion": "1"}
         return {"kind": "Pod", "metadata": meta}
@@ -259,6 +262,21 @@ def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> Non
         assert stage.told.count("ControllerRefused") == 1
         assert "refused_actions_total 0.0" in stage.metrics.text().decode()
         assert not stage.queue._timers
+
+    asyncio.run(play())
+
+
+def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
+    """It would be news again with each try, and an event each time."""
+
+    async def play() -> None:
+        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+        await stage.look()
+        stage.server.quota = True
+        for _ in range(2):
+            await stage.look()  # at once, and by the timer of the quota
+        assert [len(seen.asides) for seen in stage.seen[1:]] == [1] * (len(stage.seen) - 1)
+        assert any(seen.problems for seen in stage.seen)
 
     asyncio.run(play())
 

@@ -53,6 +53,7 @@ class Life(RuleBasedStateMachine):
         endpoint=st.sampled_from([None, "etcd:2379"]),
         address=st.sampled_from(["", "10.0.0.7"]),
         rollout=st.sampled_from(["OnRecreate", "Rolling"]),
+        labels=st.sampled_from([None, ["rack"]]),
         etcd_starts=st.booleans(),
     )
     def submit(
@@ -70,6 +71,7 @@ class Life(RuleBasedStateMachine):
         endpoint: str | None,
         address: str,
         rollout: str,
+        labels: list[str] | None,
         etcd_starts: bool,
     ) -> None:
         made = job(
@@ -85,6 +87,7 @@ class Life(RuleBasedStateMachine):
             failurePolicy={"rules": rules},
             rdzvEndpoint=endpoint,
             rollout=rollout,
+            topology={"nodeLabels": labels},
         )
         self.cluster = Cluster(made, address, etcd_starts)
         self.away = False
