@@ -228,6 +228,11 @@ BLOCKED_JOB_INTERVAL = 60.0
 # So many tries in a row must find a name taken before that is reported: an object may be the job's
 # own, and not have been seen yet.
 NAME_TAKEN_TRIES = 3
+# How long the labels of a node are believed (seconds), and of how many nodes. Where they may not be
+# read, or pods may not be told, nobody tries again sooner than so (seconds).
+NODE_LABELS_AGE = 300.0
+KNOWN_NODES = 4096
+FORBIDDEN_TOPOLOGY_PAUSE = 60.0
 # A pod that ends sooner after its start (seconds) has failed early, and so may the next one.
 SHORT_POD_LIFE = 30.0
 # Before the next pod after one that failed early (seconds); none after the first.

@@ -12,6 +12,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide.etcd_manifests import ETCD_IMAGE
+from elastic_runtime.controller.spec.topology_spec import MOST_LEVELS, are_node_labels
 from elastic_runtime.errors import ElasticError
 from elastic_runtime.events.controller_events import ControllerFailed
 from elastic_runtime.kubernetes.cluster_access import need
@@ -57,6 +58,7 @@ async def _run(args: argparse.Namespace, emit: Emit) -> None:
         namespace=args.namespace,
         port=args.liveness_port,
         etcd_image=args.etcd_image or ETCD_IMAGE,
+        topology_labels=args.topology_labels,
         timings=LeaseTimings(args.lease_seconds),
     )
     await Controller(settings, emit).run()
@@ -81,6 +83,15 @@ def _parser() -> argparse.ArgumentParser:
         help="what runs for jobs that name no etcd; also ELASTIC_ETCD_IMAGE (%(default)s)",
     )
     add(
+        "--topology-labels",
+        type=_labels,
+        default=os.environ.get("ELASTIC_TOPOLOGY_LABELS", ""),
+        metavar="FAR,…,NEAR",
+        help="labels of nodes by which ranks are ordered, such as zone, block and rack: pods are "
+        "told them. It needs the rights to get nodes and to patch pods; also "
+        "ELASTIC_TOPOLOGY_LABELS (none)",
+    )
+    add(
         "--lease-seconds",
         type=_seconds,
         default=CONTROLLER_LEASE,
@@ -94,6 +105,15 @@ def _namespace(text: str) -> str:
     if text and not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no name of a namespace")
     return text
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",")) if text.strip() else ()
+    if not are_node_labels(names):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of at most {MOST_LEVELS} keys of labels, with commas between them"
+        )
+    return names
 
 
 def _port(text: str) -> int:

@@ -78,13 +78,20 @@ class ClusterState:
             if meta["uid"] not in uids and int(meta["resourceVersion"]) <= version:
                 self.delete(job)
 
-    def observe(self, key: Key, problems: Iterable[Problem] = (), checked: str = "") -> Observed:
+    def observe(
+        self,
+        key: Key,
+        problems: Iterable[Problem] = (),
+        checked: str = "",
+        asides: tuple[Problem, ...] = (),
+    ) -> Observed:
         """What is seen of a job that is there.
 
         Args:
             key: which one.
             problems: what is known beyond that.
             checked: the mark of a pod that was checked just now, and accepted.
+            asides: what is known to be wrong, and holds up nothing.
         """
         job = self.jobs[key]
         uid = job["metadata"]["uid"]
@@ -100,6 +107,7 @@ class ClusterState:
             report=self.reports.get(key),
             problems=(*problems, *((_taken(job, rival),) if rival else ())),
             checked=checked,
+            asides=asides,
         )
 
     def orphans(self, key: Key) -> tuple[PodView, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ from elastic_runtime.controller.decide.job_types import (
     DeleteOwned,
     DeletePod,
     DeletePodGroup,
+    NoteTopology,
     PatchPod,
     Problem,
 )
+from elastic_runtime.controller.decide.node_topology import TOPOLOGY_ANNOTATION, levels, unknown
 from elastic_runtime.controller.decide.rollout import refusal
 from elastic_runtime.controller.spec.job_spec import JOBS
 from elastic_runtime.controller.spec.scheduling_spec import COSCHEDULING, KAI, NATIVE, VOLCANO
@@ -28,6 +31,7 @@ from elastic_runtime.kubernetes.api_resources import (
     SERVICES,
     Resource,
 )
+from elastic_runtime.kubernetes.node_labels import NodeLabels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,6 +74,21 @@ class Outcome:
     checked: str = ""
 
 
+@dataclass(frozen=True)
+class NoteOutcome:
+    """What came of telling pods where they are.
+
+    Attributes:
+        problem: what the API server forbids; None: nothing.
+        refused: pods could not be told; trying again at once is of no use.
+        again: the server did not answer: try again soon.
+    """
+
+    problem: Problem | None = None
+    refused: bool = False
+    again: bool = False
+
+
 def creates(action: Action) -> bool:
     """Whether an action makes something, or would, so that it may be refused."""
     return isinstance(action, CreatePod | CheckPod | ApplyManifest | ApplyPodGroup)
@@ -85,6 +104,7 @@ class Executor:
 
     def __init__(self, client: ApiClient, state: ClusterState) -> None:
         self._client, self._state = client, state
+        self._nodes = NodeLabels(client, time.monotonic)
 
     async def execute(self, key: Key, uid: str, actions: Sequence[Action]) -> Outcome:
         """Performs actions.
@@ -115,6 +135,52 @@ class Executor:
             checked=checked,
         )
 
+    async def note(self, key: Key, notes: Sequence[NoteTopology]) -> NoteOutcome:
+        """Tells pods where they are, apart from all else: it must hold up nothing.
+
+        In groups that grow, as long as none is refused.
+
+        Args:
+            key: of the job.
+            notes: which pods.
+        """
+        unread: list[ApiError] = []
+        untold: list[ApiError] = []
+        rest, size = list(notes), 1
+        while rest and not untold:
+            done = await asyncio.gather(*(self._note(key[0], one) for one in rest[:size]))
+            unread += [error for error, _ in done if error]
+            untold += [error for _, error in done if error]
+            rest, size = rest[size:], 2 * size
+        final = [error for error in (*unread, *untold) if not error.transient]
+        return NoteOutcome(
+            unknown(final[0].message) if final else None,
+            refused=any(not error.transient for error in untold),
+            again=any(error.transient for error in untold),
+        )
+
+    async def _note(
+        self, namespace: str, note: NoteTopology
+    ) -> tuple[ApiError | None, ApiError | None]:
+        """Tells one pod; what went wrong with its node, and with itself.
+
+        That nodes may not be read is told to the pod as well, or its agent would wait for more.
+        """
+        unread, values = None, tuple[str, ...]()
+        try:
+            values = await self._nodes.read(note.node, note.labels)
+        except ApiError as error:
+            if error.transient:
+                return None, error
+            unread = error
+        metadata = {"uid": note.uid, "annotations": {TOPOLOGY_ANNOTATION: levels(values)}}
+        try:
+            answer = await self._client.merge(PODS, namespace, note.name, {"metadata": metadata})
+        except ApiError as error:
+            return unread, None if _is_another(error) else error
+        self._state.pods.update(answer)
+        return unread, None
+
     async def _all(
         self, key: Key, uid: str, actions: Sequence[Action]
     ) -> list[tuple[Action, ApiError]]:
@@ -127,6 +193,8 @@ class Executor:
         except ApiError as error:
             if error.not_found and not creates(action):
                 return None  # it was deleted meanwhile
+            if isinstance(action, PatchPod) and _is_another(error):
+                return None
             return error
         return None
 
@@ -156,6 +224,8 @@ class Executor:
                 await client.delete(_RESOURCES[action.kind], namespace, action.name)
             case DeleteJob():
                 await client.delete(JOBS, namespace, name, uid)
+            case NoteTopology():
+                await self.note(key, [action])
 
     async def _check(self, namespace: str, action: CheckPod) -> None:
         """Has a pod checked; only what is wrong with the pod itself is of interest.
@@ -217,6 +287,17 @@ def _is_gone(answer: Json) -> bool:
     meta = answer["metadata"]
     grace = meta.get("deletionGracePeriodSeconds")
     return bool(meta.get("deletionTimestamp")) and not meta.get("finalizers") and not grace
+
+
+def _is_another(error: ApiError) -> bool:
+    """Whether a pod is gone, or another one has its name by now.
+
+    A uid in a patch that is not the object's is an invalid change of it to the API server:
+    https://github.com/kubernetes/kubernetes/blob/v1.34.0/pkg/controller/controller_ref_manager.go
+    """
+    return (
+        error.not_found or error.conflict or (error.code == 422 and "metadata.uid" in error.message)
+    )
 
 
 def _is_deleting(answer: Json) -> bool:

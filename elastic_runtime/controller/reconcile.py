@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.clock import NEVER
@@ -14,6 +14,7 @@ from elastic_runtime.controller.decide.job_types import (
     ApplyPodGroup,
     CheckPod,
     CreatePod,
+    NoteTopology,
 )
 from elastic_runtime.controller.decide.rollout import REFUSED
 from elastic_runtime.controller.event_recorder import record_event
@@ -28,13 +29,14 @@ from elastic_runtime.events.controller_events import (
 from elastic_runtime.kubernetes.api_errors import ApiError
 from elastic_runtime.limits import (
     CONFLICT_PAUSES,
+    FORBIDDEN_TOPOLOGY_PAUSE,
     NAME_TAKEN_TRIES,
     RECONCILE_WORKERS,
     REFUSAL_PAUSES,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_runtime.controller.cluster_state import ClusterState
     from elastic_runtime.controller.controller_metrics import ControllerMetrics
@@ -96,6 +98,7 @@ class Reconciler:
         self._now, self._metrics, self._emit = now, metrics, emit
         self._executor = Executor(client, state)
         self._setbacks: dict[Key, Retry] = {}
+        self._asides: dict[Key, Retry] = {}  # what holds up nothing
         self._checked: dict[Key, str] = {}  # marks of templates that were accepted just now
 
     async def run(self) -> None:
@@ -126,8 +129,8 @@ class Reconciler:
         orphans = await self._free_orphans(key)
         job = self._state.jobs.get(key)
         if job is None:
-            self._setbacks.pop(key, None)
-            self._checked.pop(key, None)
+            for kept in (self._setbacks, self._asides, self._checked):
+                kept.pop(key, None)
             self._queue.cancel_timer(key)
         if job is None or job["metadata"].get("deletionTimestamp"):
             if orphans < NEVER:
@@ -137,28 +140,37 @@ class Reconciler:
         waits = _loop_time() < setback.until
         problems = setback.problems if waits else ()
         checked = self._checked.pop(key, "")
-        plan = self._decide(job, self._state.observe(key, problems, checked), now)
+        asides = self._aside(key).problems
+        plan = self._decide(job, self._state.observe(key, problems, checked, asides), now)
         # A template that is refused says nothing about etcd and Services.
         of_pods = bool(problems) and all(problem.reason == REFUSED for problem in problems)
         held: tuple[type, ...] = (CreatePod, CheckPod, ApplyPodGroup)
         if not of_pods:
             held = (*held, ApplyManifest)
-        actions = [one for one in plan.actions if not (waits and isinstance(one, held))]
+        notes = [one for one in plan.actions if isinstance(one, NoteTopology)]
+        left = (NoteTopology, *held) if waits else NoteTopology
+        actions = [one for one in plan.actions if not isinstance(one, left)]
         if plan.reason and (actions or plan.events):
             self._emit(ControllerDecided("/".join(key), plan.reason))
-        outcome = await self._executor.execute(key, job["metadata"]["uid"], actions)
+        outcome, aside = await asyncio.gather(
+            self._executor.execute(key, job["metadata"]["uid"], actions), self._note(key, notes)
+        )
         if outcome.deleted or not self._is_there(key, job):
             return  # the next look finds that out
         if not waits:
             setback = self._remember(key, setback, outcome)
             if setback.problems:  # what is known now belongs into the status
-                plan = self._decide(job, self._state.observe(key, setback.problems), now)
+                seen = self._state.observe(key, setback.problems, asides=asides)
+                plan = self._decide(job, seen, now)
         await self._write(key, job, plan)
         pause = min(plan.wake_at - self._now(), orphans)
         if outcome.checked:
             self._checked[key], pause = outcome.checked, 0.0
-        if setback.tries:
-            pause = min(pause, setback.until - _loop_time())
+        if aside.problems != asides:
+            pause = 0.0  # the next look says so
+        for retry in (setback, aside):
+            if retry.tries:
+                pause = min(pause, retry.until - _loop_time())
         if pause < NEVER:
             self._queue.add_after(key, pause)
         else:
@@ -181,6 +193,34 @@ class Reconciler:
         if job := self._state.jobs.get(key):
             about = job["metadata"]["uid"], int(job["metadata"].get("generation") or 0)
         return before if before and before.about == about else Retry(about)
+
+    def _aside(self, key: Key) -> Retry:
+        """What is wrong with telling the job's pods where they are."""
+        about, before = ("", 0), self._asides.get(key)
+        if job := self._state.jobs.get(key):
+            about = job["metadata"]["uid"], 0
+        return before if before and before.about == about else Retry(about)
+
+    async def _note(self, key: Key, notes: Sequence[NoteTopology]) -> Retry:
+        """Tells pods where they are, unless it is too soon to try again.
+
+        What is forbidden is not asked for by a timer: an agent waits for seconds only.
+        """
+        before = self._aside(key)
+        if not notes or _loop_time() < before.until:
+            return before if notes else replace(before, tries=0)
+        outcome = await self._executor.note(key, notes)
+        after = Retry(before.about)
+        if outcome.problem:
+            pause = FORBIDDEN_TOPOLOGY_PAUSE if outcome.refused else 0.0
+            after = replace(after, until=_loop_time() + pause, problems=(outcome.problem,))
+            if not before.problems:
+                self._emit(ControllerRefused("/".join(key), str(outcome.problem), pause))
+        elif outcome.again:
+            until = _loop_time() + before.pause(soon=False)
+            after = replace(before, until=until, tries=before.tries + 1)
+        self._asides[key] = after
+        return after
 
     def _is_there(self, key: Key, job: Json) -> bool:
         now = self._state.jobs.get(key)

@@ -48,6 +48,7 @@ class ControllerSettings:
         namespace: the only one whose jobs are looked after; "" for all.
         port: of probes and metrics.
         etcd_image: what runs for jobs that name no etcd.
+        topology_labels: of nodes, nearest last, that pods are told; empty: none.
         timings: of the Lease.
     """
 
@@ -56,6 +57,7 @@ class ControllerSettings:
     namespace: str = ""
     port: int = 8080
     etcd_image: str = ETCD_IMAGE
+    topology_labels: tuple[str, ...] = ()
     timings: LeaseTimings = field(default_factory=LeaseTimings)
 
 
@@ -171,7 +173,11 @@ class Controller:
             client,
             self._state,
             self._queue,
-            partial(decide, etcd_image=self._settings.etcd_image),
+            partial(
+                decide,
+                etcd_image=self._settings.etcd_image,
+                topology_labels=self._settings.topology_labels,
+            ),
             time.time,
             self._metrics,
             self._emit,

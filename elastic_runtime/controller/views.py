@@ -18,6 +18,7 @@ from elastic_runtime.controller.decide.manifests import (
     SETTINGS_ANNOTATION,
     TEMPLATE_ANNOTATION,
 )
+from elastic_runtime.controller.decide.node_topology import TOPOLOGY_ANNOTATION
 from elastic_runtime.controller.read_report import read_last_report
 from elastic_runtime.controller.spec.job_spec import CONTAINER
 from elastic_runtime.controller.spec.pod_template import ETCD_CONTAINER
@@ -100,6 +101,7 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         final=(meta.get("annotations") or {}).get(RETRIABLE_ANNOTATION) == "false",
         quota_taken=_quota_taken(status),
         last_report=read_last_report(report),
+        topology=(meta.get("annotations") or {}).get(TOPOLOGY_ANNOTATION),
     )
 
 

@@ -27,6 +27,7 @@ class Resource:
 
 PODS = Resource("/api/v1", "pods")
 SERVICES = Resource("/api/v1", "services")
+NODES = Resource("/api/v1", "nodes")
 EVENTS = Resource("/api/v1", "events")
 DISRUPTION_BUDGETS = Resource("/apis/policy/v1", "poddisruptionbudgets")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")

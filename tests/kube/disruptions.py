@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 NODE = next(kind for kind in KINDS if kind.name == "Node")
 
 
-def add_nodes(store: Store, *names: str) -> None:
-    """Nodes that are ready for pods."""
+def add_nodes(store: Store, *names: str, labels: dict[str, str] | None = None) -> None:
+    """Nodes that are ready for pods, with these labels."""
     for name in names:
-        store.create(NODE, "", {"metadata": {"name": name}, "spec": {}})
+        store.create(NODE, "", {"metadata": {"name": name, "labels": labels or {}}, "spec": {}})
 
 
 def choose_node(store: Store) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from tests.kube.disruptions import NODE, choose_node
 from tests.kube.kinds import POD
 from tests.kube.store import Change, Object, Store, now
 
@@ -183,8 +184,15 @@ class Kubelet:
             for container in pod["spec"]["containers"]
         ]
         shown = {**status, "containerStatuses": containers}
-        change: dict[str, Any] = {"spec": {"nodeName": "node-1"}, "status": shown}
+        change: dict[str, Any] = {"spec": {"nodeName": self._node_of(pod)}, "status": shown}
         self._store.change(POD, namespace, name, change)
+
+    def _node_of(self, pod: Object) -> str:
+        """Where a pod is, or comes to; there need be no Node for it."""
+        placed = pod["spec"].get("nodeName")
+        if placed or not self._store.list(NODE):
+            return str(placed or "node-1")
+        return choose_node(self._store) or "node-1"
 
 
 def _is_gated(pod: Object) -> bool:

@@ -265,6 +265,9 @@ class ApiServer:
             if request.verb == "get":
                 return 200, old
             new = body if request.verb == "update" else _patched(old, body, content_type)
+            if request.verb == "patch" and new["metadata"].get("uid") != old["metadata"]["uid"]:
+                field = "metadata.uid: Invalid value: field is immutable"
+                raise Refusal(422, "Invalid", f'{kind.name} "{request.name}" is invalid: {field}')
             return 200, store.replace(kind, old, new, request.sub)
 
     def _list(self, request: Request) -> Object:

@@ -40,6 +40,7 @@ _SPEC: Fields = {
     ),
     "failurePolicy": {"rules": [_RULE]},
     "scheduling": dict.fromkeys(("queue", "priorityClass", "surplusPriorityClass", "gang")),
+    "topology": {"nodeLabels": None},
     "checkpoint": dict.fromkeys(("claimName", "mountPath", "url")),
     "etcd": {
         "image": None,

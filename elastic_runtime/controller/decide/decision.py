@@ -18,7 +18,7 @@ import math
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
-from elastic_runtime.controller.decide import conditions, pod_planning, rollout
+from elastic_runtime.controller.decide import conditions, node_topology, pod_planning, rollout
 from elastic_runtime.controller.decide.etcd_manifests import ETCD_IMAGE
 from elastic_runtime.controller.decide.groups import gang_groups, quota_groups
 from elastic_runtime.controller.decide.job_types import (
@@ -54,7 +54,13 @@ if TYPE_CHECKING:
 DEADLINE = "DeadlineExceeded"
 
 
-def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMAGE) -> JobPlan:
+def decide(
+    job: Json,
+    observed: Observed,
+    now: float,
+    etcd_image: str = ETCD_IMAGE,
+    topology_labels: tuple[str, ...] = (),
+) -> JobPlan:
     """Decides.
 
     Args:
@@ -62,6 +68,7 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
         observed: its pods and what else belongs to it.
         now: seconds since 1970.
         etcd_image: of a job's own etcd, where the job does not choose.
+        topology_labels: of nodes, nearest last, that pods are told, where the job does not choose.
 
     Returns:
         The actions, the whole status, events and when to ask again. An invalid spec is no error:
@@ -75,7 +82,7 @@ def decide(job: Json, observed: Observed, now: float, etcd_image: str = ETCD_IMA
     status = StatusBuilder(job, now)
     observed, left_behind = quota_groups.set_aside(observed)
     try:
-        spec = JobSpec.of(job)
+        spec = node_topology.with_default(JobSpec.of(job), topology_labels)
     except InvalidSpec as error:
         if not status.ended:
             return _refuse_spec(status, observed, error)
@@ -317,4 +324,5 @@ def _run(context: PlanContext) -> JobPlan:
     status.count_pods(context.observed.pods)
     conditions.find_problems(context)
     conditions.set_running(context)
+    node_topology.fill_in(context)
     return context.finish(f"{len(context.running)} of {context.wanted} pods run")

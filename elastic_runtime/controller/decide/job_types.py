@@ -56,6 +56,7 @@ class PodView:
         final: Kueue was told that no pod takes its place in the group.
         quota_taken: why Kueue has taken its quota back; "": it has not.
         last_report: what its agent has said last, when it ended.
+        topology: what it was told of its node's place; "": nothing yet; None: it does not ask.
     """
 
     name: str
@@ -86,6 +87,7 @@ class PodView:
     final: bool = False
     quota_taken: str = ""
     last_report: AgentReport | None = None
+    topology: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -202,6 +204,7 @@ class Observed:
         report: what its agents say; None if none is in reach.
         problems: what the operator knows to be wrong.
         checked: the mark of the last ``CheckPod`` that was accepted, if it was just now.
+        asides: what is wrong, too, and keeps no job from running.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -212,6 +215,7 @@ class Observed:
     report: AgentReport | None = None
     problems: tuple[Problem, ...] = ()
     checked: str = ""
+    asides: tuple[Problem, ...] = ()
 
 
 # ---------------------------------------------------------------- what is decided
@@ -345,6 +349,22 @@ class DeleteOwned:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteTopology:
+    """Tell a pod where in the network its node is, in an annotation.
+
+    Attributes:
+        name, uid: of the pod; the uid is a precondition.
+        node: where it was placed.
+        labels: keys of the node's labels, nearest last.
+    """
+
+    name: str
+    uid: str
+    node: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete the ElasticJob itself; all that it owns goes with it."""
 
@@ -360,6 +380,7 @@ Action = (
     | ApplyPodGroup
     | DeletePodGroup
     | DeleteOwned
+    | NoteTopology
     | DeleteJob
 )
 

@@ -7,6 +7,7 @@ import json
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from elastic_runtime.controller.decide import node_topology
 from elastic_runtime.controller.decide.groups.gang_groups import join_gang
 from elastic_runtime.controller.decide.groups.quota_groups import (
     member_metadata,
@@ -208,6 +209,7 @@ def worker_pod(
     worker.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     path = worker.get("terminationMessagePath") or _TERMINATION_LOG
     environment.append({"name": ENV_LAST_WORDS, "value": path})
+    environment += node_topology.pod_variables(spec)
     _add_env(worker, environment)
     _add_volumes(spec, pod, worker)
     containers[spec.container] = worker
@@ -230,6 +232,7 @@ def _pod_metadata(spec: JobSpec, name: str, index: int, attempt: int) -> dict[st
     metadata["annotations"] = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(METRICS_PORT),
+        **node_topology.pod_annotations(spec),
         **(given.get("annotations") or {}),
         TEMPLATE_ANNOTATION: template_mark(spec),
         SETTINGS_ANNOTATION: settings_mark(spec),
@@ -376,6 +379,7 @@ def _add_volumes(spec: JobSpec, pod: dict[str, Any], worker: dict[str, Any]) -> 
     if spec.etcd.tls_secret:
         secret = {"secret": {"secretName": spec.etcd.tls_secret}}
         wanted.append((_TLS_VOLUME, _TLS_PATH, secret, True))
+    wanted += node_topology.pod_volumes(spec)
     mounts = list(worker.get("volumeMounts") or ())
     volumes = list(pod.get("volumes") or ())
     if (worker.get("securityContext") or {}).get("readOnlyRootFilesystem"):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.controller.spec.field_reader import InvalidSpec, Section
 from elastic_runtime.controller.spec.pod_template import read_etcd_template, read_template
 from elastic_runtime.controller.spec.scheduling_spec import Scheduling, read_scheduling
+from elastic_runtime.controller.spec.topology_spec import read_node_labels
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes.api_resources import Resource
@@ -156,6 +157,7 @@ class JobSpec:
         priority_class: ``priorityClassName`` of all pods that do not say another one.
         manager: ``managedBy``: who looks after the job; "": this controller.
         scheduling: how its pods are admitted and placed.
+        node_labels: of nodes, nearest last, that pods are told; None: the controller's setting.
     """
 
     name: str
@@ -185,6 +187,7 @@ class JobSpec:
     priority_class: str = ""
     manager: str = ""
     scheduling: Scheduling = field(default_factory=Scheduling)
+    node_labels: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, job: Json) -> JobSpec:
@@ -240,6 +243,7 @@ class JobSpec:
             priority_class=_matching(spec, "priorityClassName", _OBJECT, 253, "high-priority"),
             manager=_matching(spec, "managedBy", _MANAGER, 63, MANAGER),
             scheduling=read_scheduling(spec),
+            node_labels=read_node_labels(spec),
         )
         return read.check()
 

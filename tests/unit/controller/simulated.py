@@ -27,6 +27,7 @@ from elastic_runtime.controller.decide.job_types import (
     EtcdView,
     JobEvent,
     JobPlan,
+    NoteTopology,
     Observed,
     PatchPod,
     PodView,
@@ -161,6 +162,7 @@ class Cluster:
                     gates=(quota_groups.GATE,) if queued else (),
                     held=queued,
                     group=group,
+                    topology=notes.get("elastic.pytorch.org/topology"),
                 )
                 self.manifests[name] = action.manifest
                 if group:
@@ -188,6 +190,10 @@ class Cluster:
                     self.guarded = False
                 else:
                     self.pdb = None
+            case NoteTopology():
+                pod = self.pods[action.name]
+                assert (pod.uid, pod.node, pod.topology) == (action.uid, action.node, "")
+                self.pods[action.name] = replace(pod, topology=action.node)
             case DeleteJob():
                 self.deleted = True
             case _:
@@ -381,8 +387,8 @@ class Cluster:
                 self.change(
                     pod.index,
                     phase=RUNNING,
-                    node=pod.node or ("node" if pod.held else ""),
                     ready=True,
+                    node=pod.node or "n1",
                     started_at=self.now - ago,
                     unschedulable="",
                     waiting_reason="",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from elastic_runtime.controller.__main__ import main
+from elastic_runtime.controller.__main__ import _parser, main
 from elastic_runtime.errors import EXIT_USAGE
 from tests.processes import PROGRAM_TIMEOUT
 
@@ -22,6 +22,8 @@ from tests.processes import PROGRAM_TIMEOUT
         ("--liveness-port", "70000"),
         ("--liveness-port", "-1"),
         ("--namespace", "../kube-system"),
+        ("--topology-labels", "zone,,rack"),
+        ("--topology-labels", "a/b/c"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(
@@ -52,3 +54,32 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         "elastic-controller: jobs on Kubernetes need the package 'aiohttp', which is not "
         "installed: pip install 'elastic-runtime[kubernetes]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "labels"),
+    [
+        ("", [], ()),
+        ("zone, example.com/rack", [], ("zone", "example.com/rack")),
+        ("zone", ["--topology-labels=rack"], ("rack",)),
+        ("zone", ["--topology-labels="], ()),
+    ],
+)
+def test_labels_of_nodes_come_from_the_option_or_the_environment(
+    environment: str,
+    options: list[str],
+    labels: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ELASTIC_TOPOLOGY_LABELS", environment)
+    assert _parser().parse_args(options).topology_labels == labels
+
+
+def test_labels_of_the_environment_that_cannot_be_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ELASTIC_TOPOLOGY_LABELS", "a/b/c")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == EXIT_USAGE
+    assert "'a/b/c' is no list" in capsys.readouterr().err

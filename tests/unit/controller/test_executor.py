@@ -14,9 +14,11 @@ from elastic_runtime.controller.decide.job_types import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    NoteTopology,
+    PodView,
     Problem,
 )
-from elastic_runtime.controller.executor import Executor, Outcome
+from elastic_runtime.controller.executor import Executor, NoteOutcome, Outcome
 from elastic_runtime.kubernetes.api_errors import NO_ANSWER, ApiError
 
 if TYPE_CHECKING:
@@ -159,3 +161,98 @@ def test_only_what_is_wrong_with_the_pod_itself_is_no_answer(
         assert len(found.problems) == 1
     else:
         assert found == outcome
+
+
+# ---------------------------------------------------------------- where pods are
+
+
+class _Nodes:
+    """An API server with nodes and pods; what it refuses is up to the test."""
+
+    def __init__(self, **refusals: ApiError) -> None:
+        self.refusals = refusals
+        self.read: list[str] = []
+        self.told: dict[str, Any] = {}
+        self.tried: list[str] = []
+
+    async def get(self, path: str) -> Any:
+        self.read.append(path.rpartition("/")[2])
+        await asyncio.sleep(0)
+        if error := self.refusals.get("get"):
+            raise error
+        return {"metadata": {"labels": {"zone": "z", "rack": self.read[-1]}}}
+
+    async def merge(self, _: Any, namespace: str, name: str, patch: Any) -> Any:
+        self.tried.append(name)
+        if error := self.refusals.get("patch"):
+            raise error
+        self.told[name] = patch["metadata"]
+        labels = {"app.kubernetes.io/component": "worker"}
+        owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
+        meta = {"namespace": namespace, "name": name, "resourceVersion": "2", "labels": labels}
+        return {"metadata": {**meta, **patch["metadata"], "ownerReferences": [owner]}}
+
+
+def _note(server: _Nodes, count: int = 1, state: ClusterState | None = None) -> NoteOutcome:
+    executor = Executor(cast("Any", server), state or ClusterState(lambda key: None))
+    notes = [NoteTopology(f"pod-{n}", f"u{n}", "n1", ("zone", "rack")) for n in range(count)]
+    return asyncio.run(executor.note(KEY, notes))
+
+
+FORBIDDEN = ApiError(403, "Forbidden", "nodes is forbidden", "GET")
+AWAY = ApiError(0, NO_ANSWER, "it is away", "GET")
+ANNOTATION = "elastic.pytorch.org/topology"
+
+
+def test_pods_are_told_what_their_node_is_labelled_with() -> None:
+    server, state = _Nodes(), ClusterState(lambda key: None)
+    assert _note(server, 4, state) == NoteOutcome()
+    assert server.read == ["n1"]
+    assert server.told["pod-3"] == {"uid": "u3", "annotations": {ANNOTATION: "z/n1"}}
+    known = state.pods.owned_by(KEY, UID)["pod-3"]
+    assert isinstance(known, PodView) and known.topology == "z/n1"
+
+
+def test_who_may_not_read_nodes_tells_pods_not_to_wait() -> None:
+    server = _Nodes(get=FORBIDDEN)
+    outcome = _note(server, 4)
+    assert {meta["annotations"][ANNOTATION] for meta in server.told.values()} == {"-"}
+    assert server.read == ["n1"]
+    assert outcome.problem and outcome.problem.reason == "TopologyUnknown"
+    assert "nodes is forbidden" in outcome.problem.message
+    assert not outcome.refused and not outcome.again
+
+
+def test_who_may_not_patch_pods_tries_it_once() -> None:
+    server = _Nodes(patch=ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+    outcome = _note(server, 20)
+    assert outcome.problem and outcome.refused and not outcome.again
+    assert len(server.tried) == 1
+
+
+@pytest.mark.parametrize("refusals", [{"get": AWAY}, {"patch": AWAY}], ids=str)
+def test_a_server_that_is_away_is_no_problem_and_asked_again(
+    refusals: dict[str, ApiError],
+) -> None:
+    server = _Nodes(**refusals)
+    assert _note(server) == NoteOutcome(again=True)
+    assert server.told == {}, "a pod is not told that nothing is known"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(404, "NotFound", "no such pod", "PATCH"),
+        ApiError(409, "Conflict", "another one", "PATCH"),
+        ApiError(422, "Invalid", "metadata.uid: Invalid value: field is immutable", "PATCH"),
+    ],
+    ids=lambda error: error.reason,
+)
+def test_a_pod_that_is_gone_needs_nothing(error: ApiError) -> None:
+    assert _note(_Nodes(patch=error)) == NoteOutcome()
+
+
+def test_what_a_policy_refuses_is_told() -> None:
+    denied = ApiError(422, "Invalid", "ValidatingAdmissionPolicy denied it", "PATCH")
+    outcome = _note(_Nodes(patch=denied))
+    assert outcome.problem and outcome.refused

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from elastic_runtime.controller.cluster_state import ClusterState
 from elastic_runtime.controller.controller_metrics import ControllerMetrics
-from elastic_runtime.controller.decide.job_types import ApplyManifest, CreatePod, JobPlan
+from elastic_runtime.controller.decide.job_types import (
+    ApplyManifest,
+    CreatePod,
+    JobPlan,
+    NoteTopology,
+    Observed,
+)
 from elastic_runtime.controller.reconcile import Reconciler, difference
 from elastic_runtime.controller.workqueue import WorkQueue
 from elastic_runtime.kubernetes.api_errors import ApiError
@@ -181,5 +187,109 @@ def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
         await scene.look()
         await scene.look()
         assert scene.server.asked == 2
+
+    asyncio.run(play())
+
+
+# ---------------------------------------------------------------- where pods are
+
+
+class _Places:
+    """An API server that makes pods, and refuses to tell them where they are."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.error = error
+        self.quota = False
+        self.made, self.tried = 0, 0
+
+    async def create(self, *_: Any) -> Any:
+        if self.quota:
+            _forbids()
+        self.made += 1
+        meta = {"namespace": "default", "name": "a", "uid": "p", "resourceVersion": "1"}
+        return {"kind": "Pod", "metadata": meta}
+
+    async def get(self, _: str) -> Any:
+        return {"metadata": {}}
+
+    async def merge(self, *_: Any) -> Any:
+        self.tried += 1
+        raise self.error
+
+
+class _Stage:
+    """A reconciler whose plan is always to make a pod, and to tell one where it is."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.server, self.queue, self.told = _Places(error), WorkQueue(), list[str]()
+        self.seen = list[Observed]()
+        self.state = ClusterState(self.queue.add)
+        self.metrics = ControllerMetrics(self.queue.__len__, self.state.conditions)
+        self.reconciler = Reconciler(
+            cast("Any", self.server),
+            self.state,
+            self.queue,
+            self._decide,
+            lambda: 1e9,
+            self.metrics,
+            lambda event: self.told.append(type(event).__name__),
+        )
+        meta = {"namespace": "default", "name": "a", "uid": "u", "generation": 1}
+        self.state.update({"metadata": {**meta, "resourceVersion": "1"}, "spec": {}, "status": {}})
+
+    def _decide(self, _: Any, observed: Observed, __: float) -> JobPlan:
+        self.seen.append(observed)
+        return JobPlan(actions=(NoteTopology("p", "u", "n1", ("rack",)), CreatePod(0, {})))
+
+    async def look(self) -> None:
+        async with asyncio.timeout(10):
+            key = await self.queue.get()
+            await self.reconciler.reconcile(key)
+            self.queue.done(key)
+
+
+def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> None:
+    async def play() -> None:
+        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+        await stage.look()
+        await stage.look()  # at once, to say so
+        assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
+        assert stage.seen[-1].problems == ()
+        for _ in range(3):
+            stage.queue.add(A)
+            await stage.look()
+        assert (stage.server.tried, stage.server.made) == (1, 5)
+        assert stage.told.count("ControllerRefused") == 1
+        assert "refused_actions_total 0.0" in stage.metrics.text().decode()
+        assert not stage.queue._timers
+
+    asyncio.run(play())
+
+
+def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
+    """It would be news again with each try, and an event each time."""
+
+    async def play() -> None:
+        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+        await stage.look()
+        stage.server.quota = True
+        for _ in range(2):
+            await stage.look()  # at once, and by the timer of the quota
+        assert [len(seen.asides) for seen in stage.seen[1:]] == [1] * (len(stage.seen) - 1)
+        assert any(seen.problems for seen in stage.seen)
+
+    asyncio.run(play())
+
+
+def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
+    async def play() -> None:
+        stage = _Stage(ApiError(500, "InternalError", "not now", "PATCH"))
+        await stage.look()
+        stage.queue.add(A)
+        await stage.look()
+        assert (stage.server.tried, stage.server.made) == (1, 2)
+        await stage.look()  # a timer of a second
+        assert (stage.server.tried, stage.server.made) == (2, 3)
+        assert stage.seen[-1].asides == ()
 
     asyncio.run(play())

@@ -145,3 +145,11 @@ def test_only_jobs_own() -> None:
     orphan = pod()
     orphan["metadata"]["ownerReferences"] = [{**_OWNER, "kind": "ReplicaSet"}]
     assert views.owner(orphan) is None
+
+
+def test_a_pod_that_waits_to_be_told_where_it_is_says_so() -> None:
+    item = pod()
+    assert view(item).topology is None
+    for value in ("", "z/r"):
+        item["metadata"]["annotations"] = {"elastic.pytorch.org/topology": value}
+        assert view(item).topology == value

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from helm_python import HelmValuesError, lint
+from helm_python import HelmError, HelmValuesError, lint
 
+from elastic_runtime.controller.spec.topology_spec import are_node_labels
 from tests.unit.deploy.files import CHART, DEPLOY, ROOT, SAMPLES, Object, identity, jobs, objects
-from tests.unit.deploy.rendering import charted, kustomized
+from tests.unit.deploy.rendering import charted, kustomized, with_component
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONTROLLER = [each for file in (DEPLOY / "controller").glob("*.yaml") for each in objects(file)]
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -172,11 +176,32 @@ def test_the_overlay_for_a_namespace_needs_no_rights_in_the_cluster() -> None:
     assert the("Role", made)["rules"] == the("ClusterRole", CONTROLLER)["rules"]
 
 
+# What the controller may do beyond the rest when it tells pods the labels of their nodes.
+OF_TOPOLOGY = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+
+
+def labels_of_nodes(manifests: list[Object]) -> list[str]:
+    """What an installation sets the controller to, by its environment."""
+    [container] = the("Deployment", manifests)["spec"]["template"]["spec"]["containers"]
+    return [e["value"] for e in container["env"] if e["name"] == "ELASTIC_TOPOLOGY_LABELS"]
+
+
+def test_the_component_for_topology_adds_labels_and_the_rights_for_them(tmp_path: Path) -> None:
+    made = with_component("cluster", "topology", tmp_path)
+    for each in made:
+        kubernetes_validate.validate(each, "1.34", strict=True)
+    [labels] = labels_of_nodes(made)
+    assert are_node_labels(labels.split(","))
+    assert labels_of_nodes(kustomized("cluster")) == []
+    rules = the("ClusterRole", CONTROLLER)["rules"]
+    assert the("ClusterRole", made)["rules"] == rules + OF_TOPOLOGY
+
+
 def test_each_file_of_a_kustomization_is_there() -> None:
     files = [*DEPLOY.rglob("kustomization.yaml"), *DEPLOY.rglob("Kustomization")]
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
-        for resource in yaml.safe_load(file.read_text())["resources"]:
+        for resource in yaml.safe_load(file.read_text()).get("resources", []):
             assert (file.parent / resource).exists(), (file, resource)
 
 
@@ -202,6 +227,19 @@ def test_the_chart_for_a_namespace() -> None:
     assert "--namespace=$(POD_NAMESPACE)" in container["args"]
 
 
+def test_the_chart_adds_labels_of_nodes_and_the_rights_for_them() -> None:
+    made = charted(topologyLabels=["example.com/zone", "rack"])
+    assert labels_of_nodes(made) == ["example.com/zone,rack"]
+    rules = the("ClusterRole", CONTROLLER)["rules"]
+    assert the("ClusterRole", made)["rules"] == rules + OF_TOPOLOGY
+    assert labels_of_nodes(charted()) == []
+
+
+def test_the_chart_for_a_namespace_cannot_read_nodes() -> None:
+    with pytest.raises(HelmError, match="nodes are the cluster's"):
+        charted("team", namespaced=True, topologyLabels=["rack"])
+
+
 def test_two_releases_do_not_share_what_belongs_to_the_cluster() -> None:
     here, there = (charted(name, userRoles=False) for name in ("one", "two"))
     shared = set(by_identity(here)) & set(by_identity(there))
@@ -219,6 +257,7 @@ EVERYTHING: Object = {
     "userRoles": False,
     "policyNamespaces": ["one", "two"],
     "etcdImage": "registry.example/etcd:1",
+    "topologyLabels": ["example.com/zone", "rack"],
     "port": 9000,
     "extraArgs": ["--verbose"],
     "extraEnv": [{"name": "A", "value": "b"}],
@@ -254,6 +293,9 @@ def test_each_value_of_the_chart_has_an_effect() -> None:
         ({"image": {"tags": "x"}}, "tags"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"port": 80}, "port"),
+        ({"topologyLabels": "rack"}, "topologyLabels"),
+        ({"topologyLabels": ["a/b/c"]}, "topologyLabels"),
+        ({"topologyLabels": ["rack"] * 9}, "topologyLabels"),
         ({"podAnnotations": {"a": 1}}, "podAnnotations"),
     ],
 )

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from tests.kube.cluster import FakeCluster
+from tests.kube.disruptions import add_nodes
 from tests.kube.kinds import BUDGET, JOB, SERVICE
 from tests.kube.kueue import Kueue
 from tests.kube.pod_groups import VOLCANO
@@ -35,6 +37,13 @@ LEASE = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
 # What only a real API server asks for: when blockOwnerDeletion is set, and when what is applied is
 # new.
 UNSEEN = {"update elasticjobs/finalizers", "create podgroups"}
+[_COMPONENT] = objects(DEPLOY / "kustomize" / "components" / "topology" / "kustomization.yaml")
+OF_TOPOLOGY = [
+    added["value"]
+    for each in _COMPONENT["patches"]
+    if each["target"]["kind"] == "ClusterRole"
+    for added in yaml.safe_load(each["patch"])
+]
 
 
 def granted(rules: list[Object], request: Request) -> bool:
@@ -62,6 +71,7 @@ def labels(rules: list[Object]) -> set[str]:
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
     cluster = FakeCluster()
+    add_nodes(cluster.store, "n1", "n2", labels={"zone": "z", "rack": "r"})
     yield cluster
     cluster.close()
 
@@ -151,11 +161,19 @@ def lives_in_queues(cluster: FakeCluster, namespace: str) -> None:
     kueue.stop()
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["of the cluster", "of its namespace"])
+@pytest.mark.parametrize(
+    ("alone", "labels_of_nodes"),
+    [(False, ""), (True, ""), (False, "zone,rack")],
+    ids=["of the cluster", "of its namespace", "with labels of nodes"],
+)
 def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
-    alone: bool, cluster: FakeCluster, tmp_path: Path
+    alone: bool, labels_of_nodes: str, cluster: FakeCluster, tmp_path: Path
 ) -> None:
     everywhere, at_home = ([], IN_THE_CLUSTER + LEASE) if alone else (IN_THE_CLUSTER, LEASE)
+    options = [f"--namespace={HOME}"] if alone else []
+    if labels_of_nodes:
+        everywhere = everywhere + OF_TOPOLOGY
+        options.append(f"--topology-labels={labels_of_nodes}")
     refused: set[str] = set()
 
     def is_refused(request: Request) -> bool:
@@ -167,13 +185,15 @@ def test_the_controller_uses_the_rights_that_it_has_and_needs_no_others(
     # What users may do is not looked at: they work on the store.
     with (
         cluster.trouble(is_refused, 403, "Forbidden", "no rule grants that"),
-        controller(cluster, tmp_path, *([f"--namespace={HOME}"] if alone else [])),
+        controller(cluster, tmp_path, *options),
     ):
         a_life_of_jobs(cluster, HOME if alone else "default")
         lives_in_queues(cluster, HOME if alone else "default")
     assert refused == set(), (tmp_path / "log").read_text()
     used = set(cluster.counts())
     assert labels(everywhere + at_home) - used == UNSEEN
+    of_topology = labels(OF_TOPOLOGY)
+    assert used & of_topology == (of_topology if labels_of_nodes else set())
     # A real API server drops what the schema does not know, also of a status.
     states = [change.item for change in cluster.store.history if change.kind == JOB]
     assert [refusal for state in states for refusal in elasticjob().refusals(state)] == []

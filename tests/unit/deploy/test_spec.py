@@ -88,6 +88,7 @@ def test_each_field_of_the_schema_is_read() -> None:
     job["spec"] |= {
         "checkpoint": {"claimName": "runs"},
         "scheduling": {"queue": "team"},
+        "topology": {"nodeLabels": ["rack"]},
         "etcd": {"tls": {"secretName": "a"}, "auth": {"secretName": "b"}},
         "failurePolicy": {
             "rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": [3]}}]

@@ -59,6 +59,7 @@ class Life(RuleBasedStateMachine):
         endpoint=st.sampled_from([None, "etcd:2379"]),
         address=st.sampled_from(["", "10.0.0.7"]),
         rollout=st.sampled_from(["OnRecreate", "Rolling"]),
+        labels=st.sampled_from([None, ["rack"]]),
         etcd_starts=st.booleans(),
         scheduling=st.sampled_from([None, *QUEUES]),
     )
@@ -77,6 +78,7 @@ class Life(RuleBasedStateMachine):
         endpoint: str | None,
         address: str,
         rollout: str,
+        labels: list[str] | None,
         etcd_starts: bool,
         scheduling: dict[str, str] | None,
     ) -> None:
@@ -94,6 +96,7 @@ class Life(RuleBasedStateMachine):
             rdzvEndpoint=endpoint,
             rollout=rollout,
             scheduling=scheduling,
+            topology={"nodeLabels": labels},
         )
         self.cluster = Cluster(made, address, etcd_starts)
         self.away = False
