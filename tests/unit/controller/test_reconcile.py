@@ -109,7 +109,7 @@ class _Scene:
         self.now, self.told = 1e9, list[str]()
         self.queue, self.server = WorkQueue(), _Server(answer)
         self.state = ClusterState(self.queue.add)
-        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions)
+        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions, self.state.states)
         client = cast("Any", self.server)
         wanted = (
             CreatePod(0, {}, "wanted"),
