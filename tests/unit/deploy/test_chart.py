@@ -7,10 +7,9 @@ import json
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import yaml
 
 from elastic_runtime.controller import controller_metrics
 from elastic_runtime.controller.cluster_state import STATES
@@ -19,9 +18,7 @@ from elastic_runtime.controller.decide.manifests import METRICS_PORT, labels
 from tests.processes import PROGRAM_TIMEOUT
 from tests.unit.deploy.files import CHART, Object
 from tests.unit.deploy.rendering import charted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.unit.deploy.test_install import VALUES, leaves
 
 OPTIONAL = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "PodDisruptionBudget"}
 
@@ -255,17 +252,8 @@ def test_the_pod_of_helm_test_may_run_where_only_restricted_pods_may() -> None:
 # ---------------------------------------------------------------- README.md
 
 
-def leaves(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is no object with values of its own."""
-    if isinstance(values, dict) and values:
-        for name, value in values.items():
-            yield from leaves(value, f"{place}.{name}" if place else name)
-    else:
-        yield place, values
-
-
 def test_the_readme_lists_each_value_with_its_default() -> None:
     text = (CHART / "README.md").read_text()
     rows = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \| (.+) \|$", text, re.MULTILINE)
     told = [(name, json.loads(default)) for name, default, _ in rows]
-    assert told == list(leaves(yaml.safe_load((CHART / "values.yaml").read_text())))
+    assert told == [(".".join(place), default) for place, default in leaves(VALUES)]

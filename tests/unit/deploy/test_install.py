@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import kubernetes_validate
@@ -15,6 +15,9 @@ from helm_python import HelmValuesError, lint
 
 from tests.unit.deploy.files import CHART, DEPLOY, ROOT, SAMPLES, Object, identity, jobs, objects
 from tests.unit.deploy.rendering import charted, kustomized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 CONTROLLER = [each for file in (DEPLOY / "controller").glob("*.yaml") for each in objects(file)]
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -216,12 +219,13 @@ def test_two_releases_do_not_share_what_belongs_to_the_cluster() -> None:
     assert binding["subjects"][0]["namespace"] == "two"
 
 
+# Each value as it is not by default, but for two.
 EVERYTHING: Object = {
     "image": {"repository": "registry.example/controller", "tag": "x", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
     "replicas": 2,
-    "namespaced": False,
     "podDisruptionBudget": {"enabled": False},
+    "namespaced": False,
     "userRoles": False,
     "policyNamespaces": ["one", "two"],
     "networkPolicy": {
@@ -229,19 +233,22 @@ EVERYTHING: Object = {
         "metricsFrom": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
         "apiServerPorts": [8443],
     },
-    "metrics": {
-        "serviceMonitor": {"enabled": True, "namespace": "seen", "labels": {"a": "b"}},
-        "podMonitor": {"enabled": True, "jobNamespaces": ["one"], "interval": "1m30s"},
-        "rules": {"enabled": True, "patience": "1h", "runbooks": "https://example.org/runbooks"},
-    },
     "etcdImage": "registry.example/etcd:1",
     "port": 9000,
+    "metrics": {
+        name: {"enabled": True, "namespace": "seen", "labels": {"a": "b"}, **more}
+        for name, more in {
+            "serviceMonitor": {"interval": "10s"},
+            "podMonitor": {"interval": "1m30s", "jobNamespaces": ["one"]},
+            "rules": {"patience": "1h", "runbooks": "https://example.org/runbooks"},
+        }.items()
+    },
     "extraArgs": ["--verbose"],
     "extraEnv": [{"name": "A", "value": "b"}],
     "serviceAccount": {"create": True, "name": "other", "annotations": {"a": "b"}},
-    "resources": {"requests": {"cpu": 1}, "limits": {"memory": "1Gi"}},
+    "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
     "podLabels": {"team": "vision"},
-    "podAnnotations": {"note": "7"},
+    "podAnnotations": {"prometheus.io/scrape": "false", "prometheus.io/port": "9000"},
     "priorityClassName": "high",
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"operator": "Exists"}],
@@ -250,8 +257,6 @@ EVERYTHING: Object = {
         {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
     ],
 }
-# What a value has no effect without.
-NEEDED: Object = {"podDisruptionBudget": {"replicas": 2}}
 
 
 def validate(manifest: Object) -> None:
@@ -260,16 +265,29 @@ def validate(manifest: Object) -> None:
         kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
-def test_each_value_of_the_chart_has_an_effect() -> None:
-    assert EVERYTHING.keys() == VALUES.keys() == SCHEMA["properties"].keys() - {"global"}
-    for name, value in EVERYTHING.items():
-        if value != VALUES[name]:
-            needed = NEEDED.get(name, {})
-            made = charted(**needed, **{name: value})
-            assert made != charted(**needed), name
-            for each in made:
-                validate(each)
-    for each in charted(**EVERYTHING):
+def leaves(values: Any, *place: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each value that is no object with values of its own, and where it is."""
+    if isinstance(values, dict) and values:
+        for name, value in values.items():
+            yield from leaves(value, *place, name)
+    else:
+        yield place, values
+
+
+@pytest.mark.parametrize(
+    ("place", "default"),
+    [pytest.param(place, default, id=".".join(place)) for place, default in leaves(VALUES)],
+)
+def test_each_value_of_the_chart_has_an_effect(place: tuple[str, ...], default: Any) -> None:
+    values = deepcopy(EVERYTHING)
+    *parents, name = place
+    part = values
+    for parent in parents:
+        part = part[parent]
+    part[name] = not default if part[name] == default else default
+    made = charted(**values)
+    assert made != charted(**EVERYTHING)
+    for each in made:
         validate(each)
 
 
