@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
+if TYPE_CHECKING:
+    import msgspec
 
 _T = TypeVar("_T")
 
@@ -54,6 +55,8 @@ def build(cls: type[_T], body: Any, *, exact: bool = False) -> _T:
     """
     if exact and isinstance(body, dict) and (unknown := body.keys() - _names(cls)):  # type: ignore[arg-type]
         raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+    import msgspec  # compiled: `kubectl elastic` does without, and reads nothing of this kind
+
     try:
         return msgspec.convert(body, cls)
     except msgspec.ValidationError as error:

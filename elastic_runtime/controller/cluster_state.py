@@ -5,9 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller import views
-from elastic_runtime.controller.decide.job_types import EtcdView, Observed, PodView, Problem
+from elastic_runtime.controller.decide.job_types import (
+    PENDING,
+    EtcdView,
+    Observed,
+    PodView,
+    Problem,
+)
 from elastic_runtime.controller.decide.manifests import etcd_name
+from elastic_runtime.controller.decide.status_builder import (
+    FAILED,
+    RESTARTING,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+)
 from elastic_runtime.controller.informer_cache import InformerCache
+from elastic_runtime.controller.spec.job_spec import MANAGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,7 +30,10 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.views import Key
     from elastic_runtime.kubernetes.api_client import Json
 
-_ENDED = ("Succeeded", "Failed")
+_ENDED = (SUCCEEDED, FAILED)
+
+# What ``status.state`` may be.
+STATES = (PENDING, RUNNING, RESTARTING, SUSPENDED, SUCCEEDED, FAILED)
 
 
 class ClusterState:
@@ -132,6 +149,18 @@ class ClusterState:
             for one in (job.get("status") or {}).get("conditions") or ():
                 if one.get("status") == "True":
                     found[one["type"]] = found.get(one["type"], 0) + 1
+        return found
+
+    def states(self) -> Mapping[str, int]:
+        """How many of the jobs that this controller looks after are in each of ``STATES``.
+
+        One that it has not looked at yet is pending.
+        """
+        found = dict.fromkeys(STATES, 0)
+        for job in self.jobs.values():
+            if (job.get("spec") or {}).get("managedBy") in (None, "", MANAGER):
+                state = (job.get("status") or {}).get("state")
+                found[state if state in STATES else PENDING] += 1
         return found
 
     def _precedence(self, key: Key) -> tuple[bool, str, str]:

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class _JobsByCondition(Collector):
-    """Counted when metrics are read."""
+class _JobCounts(Collector):
+    """Jobs by what is said of them, counted when metrics are read."""
 
-    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
-        self._count = count
+    def __init__(
+        self, name: str, about: str, label: str, count: Callable[[], Mapping[str, int]]
+    ) -> None:
+        self._name, self._about, self._label, self._count = name, about, label, count
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "elastic_controller_jobs", "ElasticJobs that have a condition", labels=["condition"]
-        )
-        for condition, number in sorted(self._count().items()):
-            family.add_metric([condition], number)
+        family = GaugeMetricFamily(self._name, self._about, labels=[self._label])
+        for value, number in sorted(self._count().items()):
+            family.add_metric([value], number)
         yield family
 
 
@@ -38,10 +38,16 @@ class ControllerMetrics:
 
     Args:
         queued: how many jobs wait to be looked at.
-        jobs: how many jobs have each condition.
+        conditions: how many jobs have each condition.
+        states: how many jobs are in each state; all states, those of no job among them.
     """
 
-    def __init__(self, queued: Callable[[], int], jobs: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        queued: Callable[[], int],
+        conditions: Callable[[], Mapping[str, int]],
+        states: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._registry = CollectorRegistry()
         name = "elastic_controller_{}".format
         self.reconcile_seconds = Histogram(
@@ -65,7 +71,11 @@ class ControllerMetrics:
         )
         queue = Gauge(name("queue_length"), "Jobs to be looked at", registry=self._registry)
         queue.set_function(lambda: float(queued()))
-        self._registry.register(_JobsByCondition(jobs))
+        for collector in (
+            _JobCounts(name("jobs"), "ElasticJobs that have a condition", "condition", conditions),
+            _JobCounts(name("jobs_by_state"), "ElasticJobs in a state", "state", states),
+        ):
+            self._registry.register(collector)
 
     def requested(self, verb: str, code: int) -> None:
         """Counts a request to the API server; code 0 is one without an answer."""

@@ -74,7 +74,9 @@ class Controller:
         self._clock = MonotonicClock()
         self._queue = WorkQueue()
         self._state = ClusterState(self._queue.add)
-        self._metrics = ControllerMetrics(self._queue.__len__, self._state.conditions)
+        self._metrics = ControllerMetrics(
+            self._queue.__len__, self._state.conditions, self._state.states
+        )
         self._stop = asyncio.Event()
         self._not_ready = "the API server was not reached yet"
 

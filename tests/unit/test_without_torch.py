@@ -52,3 +52,26 @@ sys.exit("grpc" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=PROGRAM_TIMEOUT, check=False)
     assert done.returncode == 0
+
+
+def test_commands_for_a_cluster_need_nothing_that_is_compiled() -> None:
+    # The plugin for krew has no such package (deploy/krew/requirements.txt).
+    program = """
+import importlib, sys
+for name in ("torch", "grpc", "google", "msgspec", "crc32c", "tenacity", "structlog"):
+    sys.modules[name] = None
+for name in ("ctl.run_commands", "kube.kube_commands", "kube.submit_command"):
+    importlib.import_module(f"elastic_runtime.cli.{name}")
+from elastic_runtime.cli.ctl.elasticctl import main
+sys.exit(main(["--help"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # What cannot be done is not offered.
+    assert "\n  submit " in done.stdout and "\n  checkpoint " not in done.stdout

@@ -33,13 +33,13 @@ class _Commands(click.Group):
     """Imports a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(name for name in _COMMANDS if _is_there(name))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
             return _load(cmd_name)
         # For the name that is nearest to what was typed.
-        self.commands.update({name: _load(name) for name in _COMMANDS})
+        self.commands.update({name: _load(name) for name in self.list_commands(ctx)})
         return None
 
 
@@ -47,6 +47,15 @@ def _load(name: str) -> click.Command:
     module = importlib.import_module(f"elastic_runtime.cli.{_COMMANDS[name]}")
     command: click.Command = getattr(module, name)
     return command
+
+
+def _is_there(name: str) -> bool:
+    """Whether what a command needs is installed; the plugin for kubectl has not all of it."""
+    try:
+        _load(name)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -140,34 +140,7 @@ class Cluster:
     def _do(self, action: Action) -> None:
         match action:
             case CreatePod():
-                name = action.manifest["metadata"]["name"]
-                labels = action.manifest["metadata"]["labels"]
-                assert name not in self.pods, f"{name} is still there"
-                assert int(labels["replica-index"]) == action.index
-                self._made += 1
-                attempt = int(labels["elastic.pytorch.org/attempt"])
-                uid = f"u{self._made}"
-                notes = action.manifest["metadata"]["annotations"]
-                template = notes["elastic.pytorch.org/template"]
-                settings = notes["elastic.pytorch.org/settings"]
-                group = labels.get(quota_groups.GROUP_LABEL, "")
-                queued = quota_groups.QUEUE_LABEL in labels
-                self.pods[name] = PodView(
-                    name,
-                    action.index,
-                    uid,
-                    attempt=attempt,
-                    template=template,
-                    settings=settings,
-                    gates=(quota_groups.GATE,) if queued else (),
-                    held=queued,
-                    group=group,
-                    topology=notes.get("elastic.pytorch.org/topology"),
-                )
-                self.manifests[name] = action.manifest
-                if group:
-                    self.now += 0.002  # the next one of this index has another name
-                self._check_group(group)
+                self._create(action)
             case CheckPod():
                 assert action.manifest["metadata"]["name"] not in self.pods
                 self.checks += 1
@@ -198,6 +171,36 @@ class Cluster:
                 self.deleted = True
             case _:
                 raise AssertionError(action)
+
+    def _create(self, action: CreatePod) -> None:
+        name = action.manifest["metadata"]["name"]
+        labels = action.manifest["metadata"]["labels"]
+        assert name not in self.pods, f"{name} is still there"
+        assert int(labels["replica-index"]) == action.index
+        self._made += 1
+        attempt = int(labels["elastic.pytorch.org/attempt"])
+        uid = f"u{self._made}"
+        notes = action.manifest["metadata"]["annotations"]
+        template = notes["elastic.pytorch.org/template"]
+        settings = notes["elastic.pytorch.org/settings"]
+        group = labels.get(quota_groups.GROUP_LABEL, "")
+        queued = quota_groups.QUEUE_LABEL in labels
+        self.pods[name] = PodView(
+            name,
+            action.index,
+            uid,
+            attempt=attempt,
+            template=template,
+            settings=settings,
+            gates=(quota_groups.GATE,) if queued else (),
+            held=queued,
+            group=group,
+            topology=notes.get("elastic.pytorch.org/topology"),
+        )
+        self.manifests[name] = action.manifest
+        if group:
+            self.now += 0.002  # the next one of this index has another name
+        self._check_group(group)
 
     def _apply(self, manifest: Any) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.cluster_state import ClusterState
+from elastic_runtime.controller.cluster_state import STATES, ClusterState
 from elastic_runtime.controller.decide.job_types import Problem
+from elastic_runtime.controller.decide.status_builder import CONDITIONS, StatusBuilder
 
 KEY = ("default", "digits")
 
@@ -77,6 +78,22 @@ def test_an_answer_is_news_of_what_is_there(state: ClusterState) -> None:
     state.update(job(1))
     state.update_known(job(2, status=condition("Created")))
     assert state.conditions() == {"Created": 1}
+
+
+def test_every_state_is_counted_also_that_of_no_job(state: ClusterState) -> None:
+    state.update(job(name="new"))
+    state.update(job(name="odd", status={"state": "Sleeping"}))
+    for name in ("a", "b"):
+        state.update(job(name=name, status={"state": "Restarting"}))
+    state.update(job(name="theirs", spec={"managedBy": "other"}, status={"state": "Running"}))
+    assert state.states() == dict.fromkeys(STATES, 0) | {"Pending": 2, "Restarting": 2}
+
+
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_whatever_is_written_as_the_state_is_one_of_them(kind: str) -> None:
+    status = StatusBuilder(job(), 0)
+    status.set_condition(kind, True, "Why", "")
+    assert status.build()["state"] in STATES
 
 
 def test_a_list_without_a_job_is_its_end(state: ClusterState, told: list[Any]) -> None:

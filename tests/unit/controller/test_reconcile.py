@@ -115,7 +115,7 @@ class _Scene:
         self.now, self.told = 1e9, list[str]()
         self.queue, self.server = WorkQueue(), _Server(answer)
         self.state = ClusterState(self.queue.add)
-        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions)
+        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions, self.state.states)
         client = cast("Any", self.server)
         wanted = (
             CreatePod(0, {}, "wanted"),
@@ -224,7 +224,9 @@ class _Stage:
         self.server, self.queue, self.told = _Places(error), WorkQueue(), list[str]()
         self.seen = list[Observed]()
         self.state = ClusterState(self.queue.add)
-        self.metrics = ControllerMetrics(self.queue.__len__, self.state.conditions)
+        self.metrics = ControllerMetrics(
+            self.queue.__len__, self.state.conditions, self.state.states
+        )
         self.reconciler = Reconciler(
             cast("Any", self.server),
             self.state,

@@ -117,3 +117,59 @@ def test_the_certificates_are_what_the_members_need(tmp_path: Path) -> None:
     hosts = set(re.findall(r"=https://(etcd-cluster-\d[\w.-]*):2380", text))
     assert len(hosts) == 3
     assert hosts | {"localhost", "etcd-cluster", "etcd-cluster.elastic-job.svc"} == made_out_to
+
+
+# The fields of Kubeflow's types, as they are in its sources: kubeflow/training-operator, release
+# 1.9, and kubeflow/trainer, v2.0.0 to v2.3.0.
+PYTORCHJOB = (
+    *("pytorchReplicaSpecs.Master", "pytorchReplicaSpecs.Worker.replicas", "nprocPerNode"),
+    "pytorchReplicaSpecs.Worker.restartPolicy",
+    *(
+        f"elasticPolicy.{name}"
+        for name in (
+            *("minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId"),
+            *("rdzvConf", "standalone", "nProcPerNode", "maxRestarts", "metrics"),
+        )
+    ),
+    *(
+        f"runPolicy.{name}"
+        for name in (
+            *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "suspend"),
+            *("backoffLimit", "managedBy"),
+        )
+    ),
+    *(
+        f"runPolicy.schedulingPolicy.{name}"
+        for name in (
+            *("minAvailable", "queue", "minResources", "priorityClass"),
+            "scheduleTimeoutSeconds",
+        )
+    ),
+)
+TRAINJOB = (
+    *("runtimeRef.name", "runtimeRef.apiGroup", "runtimeRef.kind", "suspend", "managedBy"),
+    *("initializer.dataset.storageUri", "initializer.model.storageUri", "labels", "annotations"),
+    *(
+        f"trainer.{name}"
+        for name in (
+            *("image", "command", "args", "env", "numNodes", "resourcesPerNode"),
+            "numProcPerNode",
+        )
+    ),
+    *("podSpecOverrides", "podTemplateOverrides", "runtimePatches", "activeDeadlineSeconds"),
+    *("mlPolicy.numNodes", "mlPolicy.torch.numProcPerNode", "mlPolicy.torch.envInjection"),
+    *("mlPolicy.torch.elasticPolicy.minNodes", "mlPolicy.torch.elasticPolicy.maxRestarts"),
+    *("mlPolicy.torch.elasticPolicy.metrics", "podGroupPolicy.coscheduling"),
+    *("podGroupPolicy.volcano", "template.metadata", "template.spec.replicatedJobs"),
+)
+
+
+@pytest.mark.parametrize(
+    ("title", "names"), [("From PyTorchJob", PYTORCHJOB), ("From Trainer v2", TRAINJOB)]
+)
+def test_each_field_that_people_come_with_is_told(title: str, names: tuple[str, ...]) -> None:
+    text = (ROOT / "docs" / "kubernetes-migration.md").read_text()
+    _, _, part = text.partition(f"## {title}\n")
+    rows = re.findall(r"^\| (.+?) \| ", part.partition("\n## ")[0], re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    assert [name for name in names if name not in told] == []
