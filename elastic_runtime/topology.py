@@ -1,4 +1,4 @@
-"""Where a node is in its network: opaque levels from far to near, such as ``zone-a/block-3/rack-7``.
+"""Where a node is in its network: opaque levels from far to near, such as ``zone-a/block-3/rack7``.
 
 Nodes that share their first levels are near each other, and fail together. Nothing is known of a
 level but whether two nodes have the same one. No levels at all mean that nothing is known. Pure.

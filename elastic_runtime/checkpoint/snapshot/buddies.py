@@ -76,9 +76,9 @@ def buddies(
     """Whose files each node keeps a copy of: one that fails with it as rarely as can be.
 
     Every node has one such keeper. Of the first level at which nodes differ, no more pairs share
-    one than have to, because most of the nodes are there; those pairs are chosen by the next levels
-    in the same way. Of nodes whose topologies are alike the keeper is on another machine, as long as
-    no machine has more than half of them.
+    one than have to, because most of the nodes are there; those pairs are chosen by the next
+    levels in the same way. Of nodes whose topologies are alike the keeper is on another machine,
+    as long as no machine has more than half of them.
 
     Args:
         machines: of each node.

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 from elastic_runtime.topology import common_levels, known_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from elastic_runtime.protocol.records import NodeRecord
     from elastic_runtime.protocol.round_records import RoundRecord
 
 
 def ranked(
-    last: RoundRecord | None, nodes: Sequence[NodeRecord], size: int
+    last: RoundRecord | None,
+    nodes: Sequence[NodeRecord],
+    size: int,
+    record_of: Callable[[str], NodeRecord | None] = lambda _: None,
 ) -> tuple[NodeRecord, ...]:
     """The members of a round, in the order of their ranks.
 
@@ -30,10 +33,15 @@ def ranked(
         nodes: that can take part: first those that were in it, by rank; then the others, the
             oldest first.
         size: how many of them do.
+        record_of: what is still known of a member that is not among them.
     """
     survivors = [node for node in nodes if last is not None and last.rank_of(node.node) >= 0][:size]
     newcomers = [node for node in nodes if last is None or last.rank_of(node.node) < 0]
-    chosen = _chosen(last, survivors, newcomers, size - len(survivors))
+    free = size - len(survivors)
+    if last is None or len(newcomers) <= free or not any(map(_levels, newcomers)):
+        chosen = newcomers[:free]
+    else:
+        chosen = _chosen(_gaps(last, survivors, record_of)[:free], newcomers, free)
     return *survivors, *_neighbours(chosen, _levels(survivors[-1]) if survivors else ())
 
 
@@ -55,29 +63,35 @@ def _neighbours(nodes: Sequence[NodeRecord], before: tuple[str, ...]) -> list[No
 
 
 def _chosen(
-    last: RoundRecord | None, survivors: list[NodeRecord], newcomers: list[NodeRecord], free: int
+    gaps: list[list[tuple[str, ...]]], newcomers: list[NodeRecord], free: int
 ) -> list[NodeRecord]:
-    """Which newcomers there is a place for: for each member that is missing the nearest one.
+    """Of more newcomers than there is a place for: the nearest one for each gap, then the oldest.
 
-    That is the one that is nearest to the members that were before and after it. What else there is
-    place for, and what is equally near, goes to the oldest.
+    Of those that are equally near it is the oldest one, too.
     """
-    left = list(newcomers)
-    if last is None or len(left) <= free or not any(map(_levels, left)):
-        return left[:free]
-    chosen = set()
-    for around in _gaps(last, survivors)[:free]:
-        nearest = max(
-            left, key=lambda node: sum(common_levels(_levels(node), one) for one in around)
-        )
+    left, chosen = list(newcomers), set()
+    for around in gaps:
+
+        def nearness(node: NodeRecord, around: list[tuple[str, ...]] = around) -> int:
+            return sum(common_levels(_levels(node), levels) for levels in around)
+
+        nearest = max(left, key=nearness)
         left.remove(nearest)
         chosen.add(nearest.node)
     chosen |= {node.node for node in left[: free - len(chosen)]}
     return [node for node in newcomers if node.node in chosen]
 
 
-def _gaps(last: RoundRecord, survivors: list[NodeRecord]) -> list[list[tuple[str, ...]]]:
-    """For each member that is missing, by rank: the topologies of its next survivors."""
+def _gaps(
+    last: RoundRecord,
+    survivors: list[NodeRecord],
+    record_of: Callable[[str], NodeRecord | None],
+) -> list[list[tuple[str, ...]]]:
+    """For each member that is missing, by rank: to what its successor should be near.
+
+    That is the member itself, while its record is still there, and else the survivors that come
+    next before and after it.
+    """
     there = {node.node: _levels(node) for node in survivors}
     before: list[tuple[str, ...]] = []
     gaps: list[list[tuple[str, ...]]] = []
@@ -88,6 +102,8 @@ def _gaps(last: RoundRecord, survivors: list[NodeRecord]) -> list[list[tuple[str
             for gap in waiting:
                 gap += before
             waiting = []
+        elif (record := record_of(member.node)) is not None and _levels(record):
+            gaps.append([_levels(record)])
         else:
             waiting.append(list(before))
             gaps.append(waiting[-1])

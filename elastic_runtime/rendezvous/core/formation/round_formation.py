@@ -10,6 +10,7 @@ may be training still, and the next round waits until they must have stopped by 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
@@ -119,7 +120,8 @@ def form_next(state: NodeState, last: LastRound, cost: RoundCost, now: float) ->
     reason = switch.reason if switch else ""
     if cost.reason and (switch is None or switch.broken):
         reason = cost.reason
-    following = _next_round(state, job, last.round, ranked(last.round, found.nodes, size))
+    members = ranked(last.round, found.nodes, size, partial(record_of, state))
+    following = _next_round(state, job, last.round, members)
     following = replace(following, budget=cost.budget)
     return _seal(state, following, last.round, reason, now)
 

@@ -1,4 +1,4 @@
-"""Which ranks the nodes of a round get: survivors keep their order, and near ones are neighbours."""
+"""Which ranks the nodes of a round get: survivors keep their order, near ones are neighbours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.protocol.records import ROUND
+from elastic_runtime.protocol.records import GONE, ROUND
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.rank_order import ranked
 from elastic_runtime.rendezvous.core.membership_events import Tick
@@ -57,6 +57,11 @@ def test_of_several_spares_the_one_nearest_to_the_gap_is_taken() -> None:
     far, near = "z2/r1", "z1/r1"
     nodes = _nodes(a=near, c=near, d=far, s="z3", t=far, u=near)
     assert _names(ranked(last, nodes, 4)) == "acdu"  # b was between a and c
+    # At the edge of a place its record says what was lost, as long as that is there.
+    gone = {"b": node("b", topology=far)}
+    nodes = _nodes(a=near, c=far, d=far, s=near, t=far)
+    assert _names(ranked(last, nodes, 4)) == "acds"
+    assert _names(ranked(last, nodes, 4, gone.get)) == "acdt"
     # The end of a round is a gap, too, as is one that is as wide as two nodes.
     nodes = _nodes(a=near, b=near, s=far, t=near)
     assert _names(ranked(last, nodes, 3)) == "abt"
@@ -144,3 +149,13 @@ def test_a_leader_takes_the_spare_that_is_nearest_to_a_lost_node() -> None:
     shown = (job(3, 3), sealed(3, "a", "b", "c"), switch(3, broken=True), *members, *spares)
     leads.sees(*shown).settle().feed(Tick())
     assert leads.members() == ["a", "b", "t"]
+
+
+def test_what_a_lost_node_has_said_counts_while_it_is_there() -> None:
+    own = back("a", 3, topology="z1")
+    gone = node("b", topology="z1", status=GONE)
+    third = back("c", 3, topology="z2")
+    leads = NodeUnderTest("a").wants(own)
+    shown = (job(3, 3), sealed(3, "a", "b", "c"), switch(3, broken=True), own, gone, third)
+    leads.sees(*shown, *_nodes(s="z2", t="z1")).settle().feed(Tick())
+    assert leads.members() == ["a", "c", "t"]
