@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.protocol.records import GONE, ROUND
+from elastic_runtime.protocol.records import ASKED, GONE, ROUND, FaultReport
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.rank_order import ranked
 from elastic_runtime.rendezvous.core.membership_events import Tick
@@ -153,9 +153,10 @@ def test_a_leader_takes_the_spare_that_is_nearest_to_a_lost_node() -> None:
 
 def test_what_a_lost_node_has_said_counts_while_it_is_there() -> None:
     own = back("a", 3, topology="z1")
-    gone = node("b", topology="z1", status=GONE)
+    asked = FaultReport(3, ASKED, "it was asked to leave")
+    gone = back("b", 3, asked, topology="z1", status=GONE)
     third = back("c", 3, topology="z2")
     leads = NodeUnderTest("a").wants(own)
     shown = (job(3, 3), sealed(3, "a", "b", "c"), switch(3, broken=True), own, gone, third)
-    leads.sees(*shown, *_nodes(s="z2", t="z1")).settle().feed(Tick())
+    leads.sees(*shown, *_nodes(s="z2", t="z1"))
     assert leads.members() == ["a", "c", "t"]
