@@ -142,6 +142,12 @@ def under_slurm(
         return settings, None
     try:
         task = read_task(environ)
+        where = settings.of("node_topology")
+        if where.given and not task.in_step and task.job_nodes > 1:
+            raise UsageError(
+                f"{where} is about one node, and this batch script starts {task.job_nodes}: leave "
+                "it out, or have a file on each say it (--node-topology-file)"
+            )
         endpoint = settings.given("rdzv_backend") or settings.given("rdzv_endpoint")
         said = slurm_settings(task, how, endpoint=endpoint, host_of=host_of)
         if settings.given("node_topology_file"):

@@ -146,3 +146,7 @@ def test_a_batch_script_is_in_one_place_and_its_nodes_in_others(settings_of: Set
     batch = {name: value for name, value in STEP.items() if "STEP" not in name}
     found, _ = _under(settings_of(), {**batch, **_SWITCHES})
     assert not found.given("node_topology")
+    with pytest.raises(UsageError, match="--node-topology=z/r is about one node, and this batch"):
+        _under(settings_of("--node-topology z/r"), batch)
+    alone = {**batch, "SLURM_JOB_NODELIST": "n0", "SLURM_JOB_NUM_NODES": "1"}
+    assert _under(settings_of("--node-topology z/r"), alone)[0]["node_topology"] == ("z", "r")
