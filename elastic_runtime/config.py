@@ -18,6 +18,7 @@ from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import FENCE_RESERVE
 from elastic_runtime.reporting.json_lines import AUTO
+from elastic_runtime.topology import topology_problem, topology_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -343,6 +344,10 @@ class JobConfig:
         node_name: for people; "" means the host's name.
         node_life: which start of the node of this name it is; earlier ones, with lower numbers,
             have certainly ended. 0: not numbered.
+        node_topology: where this node is in its network, in levels from far to near; none: not
+            known.
+        node_topology_file: has it as text, in time; "" means none does. It counts if
+            ``node_topology`` says nothing.
         resuming: the job has run before: a store that shows nothing of it has lost its data.
         once: a run that has ended well is over for good: a node that comes to it later ends with 0.
         leave_code: what the agent ends with if its node was asked to leave.
@@ -381,6 +386,8 @@ class JobConfig:
     node_unit: int = defaults.NODE_UNIT
     node_name: str = ""
     node_life: int = 0
+    node_topology: tuple[str, ...] = ()
+    node_topology_file: str = ""
     resuming: bool = False
     once: bool = False
     leave_code: int = defaults.LEAVE_CODE
@@ -420,6 +427,8 @@ class JobConfig:
         for name in ("max_restarts", "node_life"):
             if getattr(self, name) < 0:
                 raise InvalidSetting("it cannot be negative", **{name: getattr(self, name)})
+        if why := topology_problem(self.node_topology):
+            raise InvalidSetting(why, node_topology=topology_text(self.node_topology))
         for name in ("health_port", "metrics_port"):
             self._check_range(name, 0, LAST_PORT, str(LAST_PORT))
         self._check_fence()

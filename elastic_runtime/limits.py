@@ -98,6 +98,13 @@ LONGEST_HOLD = 5.0
 
 # Nodes that one command starts on one machine, a process each; a larger number is a mistake.
 MAX_LOCAL_NODES = 1000
+# Levels of a node's topology, and characters of each: a label of Kubernetes has no more.
+MAX_TOPOLOGY_LEVELS = 8
+LONGEST_TOPOLOGY_LEVEL = 64
+# How long a node waits for its topology to be in ``--node-topology-file``, and between two looks
+# (seconds): on Kubernetes it is there a moment after the pod has its node.
+TOPOLOGY_FILE_TIMEOUT = 5.0
+TOPOLOGY_FILE_INTERVAL = 0.1
 
 # ---------------------------------------------------------------- hanging workers
 

@@ -45,6 +45,7 @@ from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.probe import ProbeServer
 from elastic_runtime.system import threads
 from elastic_runtime.system.listening import where_reached
+from elastic_runtime.topology import topology_text
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
@@ -155,6 +156,7 @@ class ElasticAgent:
             self._probes.port,
             config.settings,
             config.node_life,
+            topology_text(config.node_topology),
         )
         return Participant(store, Policy.of(config), identity, self._inbox.put)
 

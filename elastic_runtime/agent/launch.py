@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from elastic_runtime.agent.logs.launcher_error import leave_error, leave_last_words
 from elastic_runtime.agent.metrics.meter import Meter
 from elastic_runtime.agent.node_name import own_name
+from elastic_runtime.agent.node_topology import with_topology
 from elastic_runtime.agent.workers.fork_client import EarlyForkServer
 from elastic_runtime.config import FUNCTION, LOOPBACK, Endpoint, Entry, JobConfig, Siblings
 from elastic_runtime.errors import (
@@ -195,6 +196,7 @@ def _run(
     config: JobConfig, emit: Emit, early: EarlyForkServer, *, ends: bool
 ) -> tuple[ElasticAgent, dict[int, Any]]:
     started = time.monotonic()
+    config = with_topology(config, emit)
     with Meter(config, emit) as meter:
         agent = _make_agent(config, meter.emit, early, meter.watch)
         with _signals(config, agent, ends=ends):

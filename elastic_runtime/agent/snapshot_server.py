@@ -97,6 +97,7 @@ class SnapshotHost:
             port=self._server.port,
             node=config.node_name,
             machine=boot_id(),
+            topology=config.node_topology,
         )
 
     def admit(self, secret: str) -> None:

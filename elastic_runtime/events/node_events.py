@@ -89,6 +89,19 @@ class MetricsOff(Event):
 
 
 @dataclass(frozen=True)
+class TopologyUnknown(Event):
+    """The file of ``--node-topology-file`` has not said in time where this node is."""
+
+    name = "topology.unknown"
+    level = WARNING
+    sentence = "no topology: {path} {why} (--node-topology-file); this node joins without one"
+    whole_job = False
+
+    path: str
+    why: str
+
+
+@dataclass(frozen=True)
 class PrivateLost(Event):
     """The agent's directory of temporary files was removed, and it cannot be made again."""
 

@@ -239,6 +239,7 @@ class NodeRecord(Record):
             known.
         full: how many workers it has when all are ready; 0: not known.
         returned: in place, the round in which ``train`` has returned on all ranks; 0: none.
+        topology: where it is in its network, for ``topology.known_topology``; "": not known.
     """
 
     kind: ClassVar[str] = "node"
@@ -264,6 +265,7 @@ class NodeRecord(Record):
     regroup: str = ""
     full: int = 0
     returned: int = 0
+    topology: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class SnapshotMemory:
         host, port: where the agent serves what is in the directory.
         node: its name, for people.
         machine: the same for all nodes of one machine, which fail together.
+        topology: where the node is in its network, in levels from far to near; None: its version
+            of this package does not say it.
     """
 
     directory: str
@@ -64,6 +66,7 @@ class SnapshotMemory:
     port: int
     node: str
     machine: str
+    topology: tuple[str, ...] | None = None
 
     def encode(self) -> str:
         """One line of JSON."""

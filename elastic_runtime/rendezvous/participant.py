@@ -73,6 +73,7 @@ class NodeIdentity:
     probe_port: int = 0
     settings: str = ""
     life: int = 0
+    topology: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,7 @@ class Participant:
             torch=self._state.policy.torch,
             regroup=self._state.policy.regroup,
             full=identity.workers,
+            topology=identity.topology,
         )
 
     def watch(self) -> None:

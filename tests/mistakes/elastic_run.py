@@ -69,6 +69,10 @@ ELASTIC_RUN = (
     Mistake("--local-nodes x train.py", "--local-nodes='x' is not a whole number"),
     Mistake("--node-life -1 train.py", "--node-life=-1: it cannot be negative"),
     Mistake(
+        "--node-topology zone//rack train.py",
+        "--node-topology='zone//rack' is not a topology (such as zone/block/rack: up to 8 levels",
+    ),
+    Mistake(
         "--nproc-per-node 0 train.py",
         "--nproc-per-node=0: a node runs at least one worker",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -36,10 +37,12 @@ def test_a_fence_leaves_time_to_stop_the_workers(grace: float) -> None:
         ({"min_workers": 2}, "min_workers=2: it must lie between 1 and the 1 workers of a node"),
         ({"max_restarts": -1}, "max_restarts=-1: it cannot be negative"),
         ({"node_life": -1}, "node_life=-1: it cannot be negative"),
+        ({"node_topology": ("a", "")}, "node_topology=a/: level 2 is empty"),
+        ({"node_topology": "a/b"}, "node_topology=a///b: level 2 has a character that no level"),
         ({"metrics_port": 70000}, "metrics_port=70000: it must lie between 0 and 65535"),
     ],
 )
-def test_what_no_job_can_be_run_with(changes: dict[str, int], message: str) -> None:
+def test_what_no_job_can_be_run_with(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         CONFIG.with_(**changes)
     assert str(caught.value).startswith(message)

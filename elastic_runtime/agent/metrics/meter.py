@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.agent.metrics.metrics_fold import Measured, WorkerProgress, fold
 from elastic_runtime.events.node_events import MetricsOff
+from elastic_runtime.topology import topology_text
 
 if TYPE_CHECKING:
     from elastic_runtime.config import JobConfig
@@ -78,7 +79,9 @@ class Meter:
     def report(self) -> dict[str, Any]:
         """What ``/status`` answers."""
         names = self._config.run_id, self._config.node_name
-        return self._state.status(*names, time.monotonic())
+        where = topology_text(self._config.node_topology)
+        place = {"topology": where} if where else {}
+        return self._state.status(*names, time.monotonic()) | place
 
     def answer(self, path: str) -> Answer:
         """What the server says to a request for ``path``."""

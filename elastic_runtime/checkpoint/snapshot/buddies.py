@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from elastic_runtime.topology import common_levels
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,7 +52,8 @@ class Nodes:
         """
         nodes = nodes_of(memories)
         mine = next(number for number, node in enumerate(nodes) if rank in node.ranks)
-        buddy = buddies([node.memory.machine for node in nodes])[mine]
+        machines = [node.memory.machine for node in nodes]
+        buddy = buddies(machines, [node.memory.topology for node in nodes])[mine]
         found = None if buddy is None else nodes[buddy]
         return cls(nodes, mine, rank == nodes[mine].ranks[0], found)
 
@@ -67,14 +70,20 @@ def nodes_of(memories: Sequence[SnapshotMemory]) -> tuple[Node, ...]:
     return tuple(Node(memory, tuple(its)) for memory, its in ranks.items())
 
 
-def buddies(machines: Sequence[str]) -> list[int | None]:
-    """Whose files each node keeps a copy of: the node before it, if that is on another machine.
+def buddies(
+    machines: Sequence[str], topologies: Sequence[tuple[str, ...] | None] = ()
+) -> list[int | None]:
+    """Whose files each node keeps a copy of: one that fails with it as rarely as can be.
 
-    Every node has one such keeper, on another machine as long as no machine has more than half of
-    all nodes.
+    Every node has one such keeper. Of the first level at which nodes differ, no more pairs share
+    one than have to, because most of the nodes are there; those pairs are chosen by the next
+    levels in the same way. Of nodes whose topologies are alike the keeper is on another machine,
+    as long as no machine has more than half of them.
 
     Args:
         machines: of each node.
+        topologies: of each node, in levels from far to near. Where one node does not say any, as
+            it is of a version that knows none, all choose as that version does.
 
     Returns:
         A node for each node; None for a node that has no other.
@@ -82,10 +91,72 @@ def buddies(machines: Sequence[str]) -> list[int | None]:
     count = len(machines)
     if count < 2:
         return [None] * count
-    # One machine after the other, and a step that is as long as the largest one has nodes.
-    order = sorted(range(count), key=lambda node: (machines.index(machines[node]), node))
-    step = max(machines.count(machine) for machine in machines) % count or 1
+    known = [levels for levels in topologies if levels is not None]
+    if len(known) < count:
+        known = [()] * count
     found: list[int | None] = [None] * count
-    for place, node in enumerate(order):
-        found[order[(place + step) % count]] = node
+    for node, keeper in _far_pairs(list(range(count)), known, machines):
+        found[keeper] = node
     return found
+
+
+def _far_pairs(
+    nodes: list[int], topologies: Sequence[tuple[str, ...]], machines: Sequence[str]
+) -> list[tuple[int, int]]:
+    """Each of at least two nodes, and the one that keeps its copy."""
+    order, groups = _at_first_difference(nodes, topologies)
+    if len(groups) == 1:
+        return _pairs_by_machine(nodes, machines)
+    largest = max(groups, key=len)
+    others = [node for group in groups if group is not largest for node in group]
+    surplus = len(largest) - len(others)
+    if surplus < 2:  # a single one cannot keep its own copy
+        return _shifted(order, len(largest))
+    # As many as the others are kept by them, and keep them. The rest is among itself.
+    outside = _from_tallest(largest, topologies, machines, len(others))
+    rest = sorted(set(largest) - set(outside))
+    across = _shifted([*outside, *others], len(others))
+    return [*across, *_far_pairs(rest, topologies, machines)]
+
+
+def _at_first_difference(
+    nodes: Sequence[int], topologies: Sequence[tuple[str, ...]]
+) -> tuple[list[int], list[list[int]]]:
+    """The nodes in the order of their topologies; and by the first level at which some differ."""
+    order = sorted(nodes, key=lambda node: (topologies[node], node))
+    level = common_levels(topologies[order[0]], topologies[order[-1]])
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for node in order:
+        groups.setdefault(topologies[node][level : level + 1], []).append(node)
+    return order, list(groups.values())
+
+
+def _from_tallest(
+    nodes: Sequence[int],
+    topologies: Sequence[tuple[str, ...]],
+    machines: Sequence[str],
+    count: int,
+) -> list[int]:
+    """So many nodes, each from the group that is the largest then: the rest is well mixed."""
+    order, groups = _at_first_difference(nodes, topologies)
+    if len(groups) == 1:
+        of_machine: dict[str, list[int]] = {}
+        for node in order:
+            of_machine.setdefault(machines[node], []).append(node)
+        groups = list(of_machine.values())
+    heights = {node: height for group in groups for height, node in enumerate(group)}
+    return sorted(order, key=lambda node: -heights[node])[:count]
+
+
+def _pairs_by_machine(nodes: Sequence[int], machines: Sequence[str]) -> list[tuple[int, int]]:
+    """One machine after the other, and a step that is as long as the largest one has nodes."""
+    of_machine: dict[str, list[int]] = {}
+    for node in nodes:
+        of_machine.setdefault(machines[node], []).append(node)
+    order = [node for its in of_machine.values() for node in its]
+    return _shifted(order, max(map(len, of_machine.values())) % len(order) or 1)
+
+
+def _shifted(order: Sequence[int], step: int) -> list[tuple[int, int]]:
+    """Each node, and as its keeper the one that is so many places after it, round the circle."""
+    return [(node, order[(place + step) % len(order)]) for place, node in enumerate(order)]

@@ -34,6 +34,7 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import cut_message, severed_pairs
 from elastic_runtime.rendezvous.core.round_parts import all_members
+from elastic_runtime.topology import known_topology, topology_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,6 +101,7 @@ class NodeLine:
         workers: how many workers it runs.
         step: the highest step known of it; -1: none.
         answers: it answered when asked just now.
+        topology: where it says that it is in its network, from far to near; "": not known.
     """
 
     name: str
@@ -110,6 +112,7 @@ class NodeLine:
     workers: int
     step: int = -1
     answers: bool = False
+    topology: str = ""
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,7 @@ def node_lines(records: RunRecords, answers: Answers) -> tuple[NodeLine, ...]:
                 workers=member.workers,
                 step=_step(record, answer),
                 answers=bool(answer),
+                topology=_topology(record),
             )
         )
     known = {member.node for member in members}
@@ -312,6 +316,7 @@ def node_lines(records: RunRecords, answers: Answers) -> tuple[NodeLine, ...]:
             workers=record.workers,
             step=_step(record, answers.get(record.node, {})),
             answers=record.node in answers,
+            topology=_topology(record),
         )
         for record in records.nodes.values()
         if record.node not in known and record.status != GONE
@@ -344,6 +349,10 @@ def _outsider_role(record: NodeRecord, records: RunRecords) -> str:
 
 def _ranks(first: int, workers: int) -> str:
     return str(first) if workers == 1 else f"{first}-{first + workers - 1}"
+
+
+def _topology(record: NodeRecord | None) -> str:
+    return topology_text(known_topology(record.topology)) if record else ""
 
 
 def _step(record: NodeRecord | None, answer: Mapping[str, Any]) -> int:

@@ -119,7 +119,9 @@ def _job(report: RunReport) -> Iterable[Text]:
 
 def _nodes(report: RunReport, most: int | None = None) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("node", "state", "ranks", "step", "address", "answers"):
+    placed = any(line.topology for line in report.nodes)
+    headings = ("node", "state", "ranks", "step", "address", "answers")
+    for heading in (*headings, *(["topology"] if placed else [])):
         table.add_column(heading, overflow="fold")
     for line in report.nodes[:most]:
         table.add_row(
@@ -129,6 +131,7 @@ def _nodes(report: RunReport, most: int | None = None) -> Table:
             str(line.step) if line.step >= 0 else "–",
             Text(line.address),
             "yes" if line.answers else "no",
+            *([Text(line.topology or "–")] if placed else []),
         )
     if left_out := len(report.nodes[len(report.nodes) if most is None else most :]):
         table.add_row(Text(f"and {count(left_out, 'more node')}", style="dim"))

@@ -47,6 +47,7 @@ _AS_GIVEN = (
         "node_unit",
         "node_name",
         "node_life",
+        "node_topology",
         "resuming",
         "once",
         "leave_code",
@@ -117,6 +118,9 @@ def job_config(
         min_nodes=bounds.low,
         max_nodes=bounds.high,
         workers=workers,
+        node_topology_file=""
+        if settings.given("node_topology")
+        else settings["node_topology_file"],
         local_addr=settings["local_addr"] or "",
         timeouts=_timeouts(settings, variables),
         output=_output(settings, variables),

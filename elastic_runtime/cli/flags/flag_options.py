@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime import defaults
 from elastic_runtime.cli.flags import value_types
 from elastic_runtime.config import MemoryLimit, Timeouts
+from elastic_runtime.limits import TOPOLOGY_FILE_TIMEOUT
 from elastic_runtime.reporting.json_lines import AUTO, CONSOLE, JSON
 from elastic_runtime.system.torch_version import REBUILD, RECONFIGURE
 
@@ -163,6 +164,24 @@ OURS: tuple[Option, ...] = (
         "start of the node, so that its earlier processes are known to have ended (default: 0, no "
         "number)",
         0,
+    ),
+    _ours(
+        "--node-topology",
+        value_types.TOPOLOGY,
+        JOB,
+        "A/B/C",
+        "where this node is in its network, from far to near, such as zone/block/rack: nodes that "
+        "are near each other get neighbouring ranks, and copies of snapshots go far away",
+        (),
+    ),
+    _ours(
+        "--node-topology-file",
+        value_types.TEXT,
+        JOB,
+        "FILE",
+        "a file with one line that says the same, or - if nothing is known; it is waited for, "
+        f"{_time(TOPOLOGY_FILE_TIMEOUT)} at most",
+        "",
     ),
     _ours(
         "--resuming",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.config import MemoryLimit
 from elastic_runtime.durations import parse_duration
+from elastic_runtime.limits import LONGEST_TOPOLOGY_LEVEL, MAX_TOPOLOGY_LEVELS
+from elastic_runtime.topology import parse_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,5 +228,10 @@ WORDS = ValueType("a list of names separated by commas", _words, (str,), many=Tr
 FILTERS = ValueType("a list of filters separated by commas", _escaped_list, (str,), many=True)
 SIGNALS = ValueType(
     "a list of names of signals that can be handled (such as SIGTERM,SIGUSR1)", _signals, (str,)
+)
+TOPOLOGY = ValueType(
+    f"a topology (such as zone/block/rack: up to {MAX_TOPOLOGY_LEVELS} levels of up to "
+    f"{LONGEST_TOPOLOGY_LEVEL} printable characters, none of them empty)",
+    parse_topology,
 )
 PAIRS = ValueType("a list of key=value pairs separated by commas", _pairs, (str,))

@@ -37,7 +37,8 @@ def source_of(settings: Settings) -> HostSource | None:
     if settings["slurm"] not in (AUTO, OFF):
         raise UsageError(f"{settings.of('slurm')} and {given[0]}: a job has one kind of nodes")
     several = settings["local_nodes"] > 1
-    for dest in (*(["local_nodes"] if several else []), "standalone", "node_name", "node_life"):
+    of_one = ("standalone", "node_name", "node_life", "node_topology")
+    for dest in (*(["local_nodes"] if several else []), *of_one):
         if settings[dest]:
             raise UsageError(
                 f"{settings.of(dest)} is for nodes here, {given[0]} for other machines"

@@ -43,7 +43,7 @@ _NOT_PASSED_ON = (
     *("hosts", "discover", "ssh", "slurm", "requeue"),
 )
 # What is right on one machine only.
-_ONE_MACHINE = ("local_addr",)
+_ONE_MACHINE = ("local_addr", "node_topology")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.cli.slurm.slurm_task import is_task, read_task
 from elastic_runtime.errors import UsageError
 from elastic_runtime.reporting.json_lines import CONSOLE
+from elastic_runtime.topology import topology_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,6 +52,8 @@ def slurm_settings(
     said = _of_array(task, endpoint) if how == ARRAY else _of_step(task, endpoint, host_of)
     # Whoever is queued again, or starts late, has nothing left to do once the run is done. What is
     # printed goes to a file that people read.
+    if task.in_step and task.topology:  # a batch script is on one of the nodes, and starts all
+        said["node_topology"] = ("SLURM_TOPOLOGY_ADDR", topology_text(task.topology))
     return {
         **said,
         "log_format": ("SLURM_JOB_ID", CONSOLE),
@@ -139,8 +142,16 @@ def under_slurm(
         return settings, None
     try:
         task = read_task(environ)
+        where = settings.of("node_topology")
+        if where.given and not task.in_step and task.job_nodes > 1:
+            raise UsageError(
+                f"{where} is about one node, and this batch script starts {task.job_nodes}: leave "
+                "it out, or have a file on each say it (--node-topology-file)"
+            )
         endpoint = settings.given("rdzv_backend") or settings.given("rdzv_endpoint")
         said = slurm_settings(task, how, endpoint=endpoint, host_of=host_of)
+        if settings.given("node_topology_file"):
+            said.pop("node_topology", None)
     except UsageError as error:
         raise UsageError(f"{asked}: {error}" if asked.given else str(error)) from None
     return settings.with_places(said), task

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.cli.slurm.host_list import expand_hosts
 from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import MAX_TOPOLOGY_LEVELS
+from elastic_runtime.topology import topology_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +40,7 @@ class SlurmTask:
         index: of this element in its array.
         elements: how many the array has.
         restarts: how often the job, or this element, has been queued again.
+        topology: the switches or blocks above the node, the farthest first; none: not known.
     """
 
     job: int
@@ -51,6 +54,7 @@ class SlurmTask:
     index: int = 0
     elements: int = 0
     restarts: int = 0
+    topology: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -101,6 +105,7 @@ def read_task(environ: Mapping[str, str]) -> SlurmTask:
         index=_number(environ, "SLURM_ARRAY_TASK_ID", 0),
         elements=_number(environ, "SLURM_ARRAY_TASK_COUNT", 0),
         restarts=_number(environ, "SLURM_RESTART_COUNT", 0),
+        topology=_topology(environ),
     )
 
 
@@ -123,6 +128,20 @@ def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
         return expand_hosts(text)
     except ValueError as error:
         raise UsageError(f"{variable}: {error}") from None
+
+
+def _topology(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What ``SLURM_TOPOLOGY_ADDR`` says above the node: ``s0.s4.n7`` is n7 at s4, below s0.
+
+    ``SLURM_TOPOLOGY_ADDR_PATTERN`` (``switch.switch.node``) says how many levels there are, as the
+    name of a node may have dots. Levels that are too many are the nearest ones; what is no
+    topology of ours, from a plugin that is not known here, is none: no job ends for it.
+    """
+    address = environ.get("SLURM_TOPOLOGY_ADDR", "")
+    pattern = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    dots = len(pattern) - 1 if pattern[-1] == "node" else -1
+    levels = tuple(address.split(".", dots)[:-1])[:MAX_TOPOLOGY_LEVELS]
+    return () if topology_problem(levels) else levels
 
 
 def _tasks_of(text: str, place: int) -> int:

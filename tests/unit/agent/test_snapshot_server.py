@@ -302,11 +302,13 @@ def config(limit: MemoryLimit) -> JobConfig:
 
 
 def test_workers_are_told_where_it_is() -> None:
-    store = SnapshotHost(config(MemoryLimit(bytes=1000)), "127.0.0.1")
+    placed = config(MemoryLimit(bytes=1000)).with_(node_topology=("z", "r"))
+    store = SnapshotHost(placed, "127.0.0.1")
     told = store.memory
     assert told is not None
     assert SnapshotMemory.decode(told.encode()) == told
     assert (told.limit, told.host, told.node) == (1000, "127.0.0.1", "n7")
+    assert told.topology == ("z", "r")
     assert Path(told.directory).stat().st_mode & 0o777 == 0o700
     secret = new_secret()
     store.admit(secret)

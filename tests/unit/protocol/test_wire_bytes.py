@@ -6,6 +6,8 @@ not agree on it. What was written before must be read for ever.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_runtime.protocol import messages
@@ -51,13 +53,13 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"10.0.0.1","workers":8,'
             b'"probe_port":1,"store_port":2,"settings":"f00","status":"in","incarnation":"",'
             b'"left":0,"done_round":0,"step":-1,"fault":null,"life":0,"checked":0,'
-            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0,"returned":0}'
+            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0,"returned":0,"topology":""}'
         ),
     ),
     (
         NodeRecord(
             *("aa", "node0", "::1", 8, 1, 2, "f00", "gone", "life", 3, 2, 100, FAULT, 7, 4),
-            *(("bb",), 1, "2.15.0", "rebuild", 2, 3),
+            *(("bb",), 1, "2.15.0", "rebuild", 2, 3, "z/räck"),
         ),
         (
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"::1","workers":8,'
@@ -66,7 +68,8 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
             b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
             b'"lifetime":33.5,"consequence":true,"inner":6},"life":7,"checked":4,"unreachable":["bb"],'
-            b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2,"returned":3}'
+            b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2,"returned":3,'
+            b'"topology":"z/r\\u00e4ck"}'
         ),
     ),
     (
@@ -226,7 +229,7 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
     ),
 ]
 
-MEMORY = SnapshotMemory("/dev/shm/é", 1 << 30, "::1", 7, "node0", "m")
+MEMORY = SnapshotMemory("/dev/shm/é", 1 << 30, "::1", 7, "node0", "m", ("z", "r"))
 REQUEST = SnapshotRequest("0123456789abcdef/step-3.term-1/rank-0.distcp", 5, 1 << 40)
 
 
@@ -250,7 +253,7 @@ def test_each_kind_of_message_is_written_down_here() -> None:
 def test_what_is_said_of_snapshots_is_written_and_read_byte_by_byte() -> None:
     memory = (
         b'{"directory": "/dev/shm/\\u00e9", "limit": 1073741824, "host": "::1", "port": 7, '
-        b'"node": "node0", "machine": "m"}'
+        b'"node": "node0", "machine": "m", "topology": ["z", "r"]}'
     )
     request = (
         b'{"file":"0123456789abcdef/step-3.term-1/rank-0.distcp","offset":5,'
@@ -258,5 +261,16 @@ def test_what_is_said_of_snapshots_is_written_and_read_byte_by_byte() -> None:
     )
     assert MEMORY.encode().encode() == memory
     assert SnapshotMemory.decode(memory.decode()) == MEMORY
+    older = memory.replace(b', "topology": ["z", "r"]', b"")
+    assert SnapshotMemory.decode(older.decode()) == replace(MEMORY, topology=None)
     assert REQUEST.encode() == request
     assert SnapshotRequest.decode(request) == REQUEST
+
+
+def test_a_node_that_does_not_say_where_it_is_is_understood_and_one_that_says_more() -> None:
+    record, data = RECORDS[2]
+    older = data.replace(b',"topology":""', b"")
+    assert older != data
+    assert NodeRecord.decode("key", older) == record
+    newer = data.replace(b"}", b',"later":1}')
+    assert NodeRecord.decode("key", newer) == record

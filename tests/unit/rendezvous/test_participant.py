@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from elastic_runtime.protocol.records import EVENTS, NODES, EventRecord
+from elastic_runtime.protocol.records import EVENTS, NODES, EventRecord, NodeRecord
 from elastic_runtime.rendezvous import participant
 from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
@@ -108,3 +108,15 @@ def test_the_last_events_are_kept_at_the_end() -> None:
     other, store = _present("b", server)
     assert _texts(store) == ["last"]
     other.close()
+
+
+def test_a_node_says_where_it_is() -> None:
+    server = MemoryServer()
+    store = MemoryStore(server)
+    identity = NodeIdentity("a", "127.0.0.1", 1, topology="z/r")
+    part = Participant(store, Policy(2, 2), identity, lambda notice: None)
+    part.say(Join())
+    wait_for(lambda: store.read(NODES), PATIENCE, "its key")
+    (entry,) = store.read(NODES)
+    assert NodeRecord.decode(entry.key, entry.value).topology == "z/r"
+    part.close()

@@ -10,6 +10,7 @@ may be training still, and the next round waits until they must have stopped by 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
@@ -35,6 +36,7 @@ from elastic_runtime.rendezvous.core.formation.member_status import (
     eligible,
     record_of,
 )
+from elastic_runtime.rendezvous.core.formation.rank_order import ranked
 from elastic_runtime.rendezvous.core.formation.reachability import (
     choose_connected,
     cut_message,
@@ -47,7 +49,7 @@ from elastic_runtime.rendezvous.core.round_parts import keys, looked_for, split_
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Put, Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost
     from elastic_runtime.rendezvous.core.node_state import NodeState
@@ -58,7 +60,7 @@ class _Candidates:
     """The nodes that are to form the next round, and why there are no more.
 
     Attributes:
-        nodes: in the order of their ranks.
+        nodes: those of the last round by rank, then the others, the oldest first.
         cut: which of all that want to take part do not reach each other, for people; "": none.
     """
 
@@ -96,7 +98,8 @@ def form_first(state: NodeState, job: JobRecord, now: float) -> Decision:
         due = state.timers[Timer.LAST_CALL] + state.policy.timeouts.last_call
         if now < due:
             return wait(state, "last call for more nodes", len(found.nodes), until=due)
-    return _seal(state, _next_round(state, job, None, found.nodes[:size]), None, "first round", now)
+    members = ranked(None, found.nodes, size)
+    return _seal(state, _next_round(state, job, None, members), None, "first round", now)
 
 
 def form_next(state: NodeState, last: LastRound, cost: RoundCost, now: float) -> Decision:
@@ -117,7 +120,8 @@ def form_next(state: NodeState, last: LastRound, cost: RoundCost, now: float) ->
     reason = switch.reason if switch else ""
     if cost.reason and (switch is None or switch.broken):
         reason = cost.reason
-    following = _next_round(state, job, last.round, found.nodes[:size])
+    members = ranked(last.round, found.nodes, size, partial(record_of, state))
+    following = _next_round(state, job, last.round, members)
     following = replace(following, budget=cost.budget)
     return _seal(state, following, last.round, reason, now)
 
@@ -258,7 +262,7 @@ def _suspect_newcomers(
 
 
 def _next_round(
-    state: NodeState, job: JobRecord, last: RoundRecord | None, chosen: list[NodeRecord]
+    state: NodeState, job: JobRecord, last: RoundRecord | None, chosen: Sequence[NodeRecord]
 ) -> RoundRecord:
     """The round that follows, of these nodes in this order."""
     survivors = [node for node in chosen if last is not None and last.rank_of(node.node) >= 0]

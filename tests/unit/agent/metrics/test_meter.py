@@ -155,3 +155,10 @@ def _python(code: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stderr
+
+
+def test_a_node_that_knows_where_it_is_says_so() -> None:
+    with Meter(CONFIG.with_(node_topology=("z", "r")), silent) as meter:
+        assert meter.report()["topology"] == "z/r"
+    with Meter(CONFIG, silent) as meter:
+        assert "topology" not in meter.report()

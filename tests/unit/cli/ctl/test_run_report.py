@@ -143,3 +143,9 @@ def test_the_json_form_is_plain() -> None:
     plain = json.loads(json.dumps(report.as_dict()))
     assert plain["nodes"][0]["ranks"] == "0-1"
     assert plain["events"][0]["name"] == "round.sealed"
+
+
+def test_it_is_said_where_nodes_are_and_odd_text_of_theirs_is_not() -> None:
+    nodes = {"a1": replace(A, topology="/z1/r1"), "c1": replace(C, topology="z//\x1b[31m")}
+    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes), {})
+    assert [line.topology for line in report.nodes] == ["z1/r1", "", ""]

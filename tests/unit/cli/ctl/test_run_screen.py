@@ -70,3 +70,14 @@ def test_a_small_terminal_shows_the_newest_and_says_what_it_leaves_out() -> None
         assert "run run" in text
         assert ("event 19" in text) == (height > 40), "the job and its nodes come first"
         assert ("more node" in text) == (height < 40)
+
+
+def test_where_nodes_are_is_shown_if_one_of_them_says_it() -> None:
+    nodes = {"a1": replace(A, topology="z1/r1"), "b1": B}
+    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes), {})
+    lines = [line.split() for line in _text(run_screen.status(report)).splitlines()]
+    (heading,) = (line for line in lines if line[:1] == ["node"])
+    assert heading[-1] == "topology"
+    assert [line[-1] for line in lines if line[:1] in (["a"], ["b"])] == ["z1/r1", "–"]
+    report = make_report("run", "etcd://h", RUNNING, {})
+    assert "topology" not in _text(run_screen.status(report))

@@ -38,6 +38,7 @@ _SAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
     value_types.WORDS.what: (("a,b", '["a", "b"]'), ("c", '"c"')),
     value_types.FILTERS.what: (("a,b", '["a", "b"]'), ("c,,d", '"c,,d"')),
     value_types.SIGNALS.what: (("SIGTERM", '"SIGTERM"'), ("SIGINT,SIGHUP", '"SIGINT,SIGHUP"')),
+    value_types.TOPOLOGY.what: (("z/r", '"z/r"'), ("-", '"-"')),
     value_types.PAIRS.what: (("a=1,b=2", '"a=1,b=2"'), ("c=3", '"c=3"')),
 }
 

@@ -39,6 +39,7 @@ def test_which_list_is_meant(settings_of: SettingsOf) -> None:
         ("--hosts f --standalone", "--standalone is for nodes here, --hosts=f for other"),
         ("--hosts f --local-nodes 2", "--local-nodes=2 is for nodes here"),
         ("--discover f --node-name a", "--node-name=a is for nodes here"),
+        ("--hosts f --node-topology z/r", "--node-topology=z/r is for nodes here"),
         ("--hosts f --slurm job", "--slurm=job and --hosts=f"),
         ("--hosts=", "--hosts is empty: it names a list of hosts"),
         ("--discover=", "--discover is empty"),

@@ -58,6 +58,7 @@ def test_an_embedded_store_gets_a_new_run_id_each_time(job_of: JobOf) -> None:
         ("--listen=a:b:c", "no address to listen at"),
         ("--node-unit 0", "--node-unit=0: it must lie between 1 and"),
         ("--max 2 --node-unit 3", "--node-unit=3: it must lie between 1 and the maximum of 2"),
+        ("--node-topology a//b", "--node-topology='a//b' is not a topology (such as zone/block"),
         ("--max-restarts -1", "--max-restarts=-1: it cannot be negative"),
         ("--nproc-per-node 0", "--nproc-per-node=0: a node runs at least one worker"),
         ("--nproc-per-node many", "it is not a number of workers"),
@@ -180,3 +181,30 @@ def test_local_nodes_do_not_inherit_what_was_said_to_their_parent(
     assert isinstance(node, Job)
     expected = config.with_(node_name="node1", endpoint=replace(config.endpoint, hosted_here=False))
     assert node.config == expected
+
+
+def test_where_a_node_is_is_said_to_nodes_of_its_machine_only(
+    job_of: JobOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = "--node-topology z/r --local-nodes 2 --max 3"
+    job = job_of(arguments)
+    assert isinstance(job, Job)
+    assert job.config.node_topology == ("z", "r")
+    for command in local_commands(job, job.config).values():
+        assert command[command.index("--node-topology") + 1] == "z/r"
+    assert "--node-topology" not in join_command(job, job.config)
+    # A file may say it on each machine.
+    job = job_of(ETCD + "--node-topology-file /etc/topology")
+    assert isinstance(job, Job)
+    assert job.config.node_topology_file == "/etc/topology"
+    assert "--node-topology-file /etc/topology" in join_command(job, job.config)
+
+
+def test_a_topology_comes_before_a_file_of_one(job_of: JobOf) -> None:
+    config = _config(job_of, ETCD + "--node-topology-file f", ELASTIC_NODE_TOPOLOGY="z/r")
+    assert (config.node_topology, config.node_topology_file) == (("z", "r"), "")
+    # That nothing is known can be said, too.
+    config = _config(job_of, ETCD + "--node-topology -", ELASTIC_NODE_TOPOLOGY_FILE="f")
+    assert (config.node_topology, config.node_topology_file) == ((), "")
+    config = _config(job_of, ETCD, ELASTIC_NODE_TOPOLOGY_FILE="f")
+    assert (config.node_topology, config.node_topology_file) == ((), "f")

@@ -120,3 +120,33 @@ def test_what_cannot_be_a_node_is_refused(
     with pytest.raises(UsageError) as caught:
         _found(settings_of, arguments, **changes)
     assert said in str(caught.value)
+
+
+_SWITCHES = {
+    "SLURM_TOPOLOGY_ADDR": "s0.s4.n1",
+    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+}
+
+
+def test_where_a_node_is_comes_from_its_switches(settings_of: SettingsOf) -> None:
+    found = _found(settings_of, **_SWITCHES)
+    assert found["node_topology"] == ("s0", "s4")
+    assert str(found.of("node_topology")) == "SLURM_TOPOLOGY_ADDR=s0/s4"
+    array, _ = _under(settings_of(f"--slurm array {_ETCD}"), {**ELEMENT, **_SWITCHES})
+    assert array["node_topology"] == ("s0", "s4")
+    # What people say comes first, a file included.
+    found = _found(settings_of, "--node-topology z/r", **_SWITCHES)
+    assert found["node_topology"] == ("z", "r")
+    found = _found(settings_of, "--node-topology-file where", **_SWITCHES)
+    assert not found.given("node_topology")
+    assert not _found(settings_of).given("node_topology")
+
+
+def test_a_batch_script_is_in_one_place_and_its_nodes_in_others(settings_of: SettingsOf) -> None:
+    batch = {name: value for name, value in STEP.items() if "STEP" not in name}
+    found, _ = _under(settings_of(), {**batch, **_SWITCHES})
+    assert not found.given("node_topology")
+    with pytest.raises(UsageError, match="--node-topology=z/r is about one node, and this batch"):
+        _under(settings_of("--node-topology z/r"), batch)
+    alone = {**batch, "SLURM_JOB_NODELIST": "n0", "SLURM_JOB_NUM_NODES": "1"}
+    assert _under(settings_of("--node-topology z/r"), alone)[0]["node_topology"] == ("z", "r")

@@ -108,3 +108,27 @@ def test_what_is_wrong_is_named(changes: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_task({**STEP, **changes})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "levels"),
+    [
+        ("s0.s4.n1", "switch.switch.node", ("s0", "s4")),
+        ("b2.n1", "block.node", ("b2",)),
+        ("s0.s4.n1.lab.org", "switch.switch.node", ("s0", "s4")),  # the node's name has dots
+        ("s0.s4.n1", "", ("s0", "s4")),  # a version that says no pattern
+        ("s0.s[1-2].n1", "switch.switch.node", ("s0", "s[1-2]")),
+        ("n1", "node", ()),
+        ("n1.lab.org", "node", ()),
+        ("", "", ()),
+        ("s0..n1", "switch.switch.node", ()),
+        ("s0.a/b.n1", "switch.switch.node", ()),
+        (f"{'x' * 65}.n1", "switch.node", ()),
+        (f"{'s.' * 11}n1", f"{'switch.' * 11}node", ("s",) * 8),
+    ],
+)
+def test_where_a_node_is_in_the_network(
+    address: str, pattern: str, levels: tuple[str, ...]
+) -> None:
+    said = {"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
+    assert read_task({**STEP, **said}).topology == levels

@@ -1,0 +1,87 @@
+"""The file that says where this node is: there, late, empty, odd, or never there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from elastic_runtime.agent.node_topology import with_topology
+from elastic_runtime.config import JobConfig
+from elastic_runtime.events.node_events import TopologyUnknown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from elastic_runtime.events import Event
+
+PATIENCE = 60.0
+
+
+def _read(path: Path, timeout: float = 0.0) -> tuple[tuple[str, ...], list[Event]]:
+    told: list[Event] = []
+    config = with_topology(JobConfig(node_topology_file=str(path)), told.append, timeout=timeout)
+    return config.node_topology, told
+
+
+@pytest.mark.parametrize(("text", "levels"), [("z/b/r\n", ("z", "b", "r")), ("-", ()), ("-\n", ())])
+def test_what_is_there_is_taken_at_once(tmp_path: Path, text: str, levels: tuple[str, ...]) -> None:
+    path = tmp_path / "topology"
+    path.write_text(text)
+    assert _read(path) == (levels, [])
+
+
+def test_a_file_that_is_filled_later_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "topology"
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(_read(path, PATIENCE)))
+    reader.start()
+    path.touch()
+    draft = tmp_path / "draft"
+    draft.write_text("z/r")
+    draft.rename(path)
+    reader.join(PATIENCE)
+    assert found == [(("z", "r"), [])]
+
+
+def _why(path: Path) -> str:
+    levels, (event,) = _read(path)
+    assert levels == ()
+    assert isinstance(event, TopologyUnknown)
+    assert str(path) in event.message()
+    return event.message()
+
+
+def test_a_file_that_says_nothing_in_time_is_gone_without(tmp_path: Path) -> None:
+    path = tmp_path / "topology"
+    assert "cannot be read (No such file or directory) after 0 s" in _why(path)
+    path.write_text("\n")
+    assert "is still empty after 0 s" in _why(path)
+    assert "this node joins without one" in _why(path)
+
+
+def test_what_is_no_topology_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "topology"
+    for data, why in (
+        (b"a//b", "level 2 is empty"),
+        (b"a\nb\n", "level 1 has a character"),
+        (b"\xff", "it is not UTF-8"),
+        (b"x" * 10_000, "level 1 has 4096 characters, of 64"),
+    ):
+        path.write_bytes(data)
+        levels, (event,) = _read(path, PATIENCE)
+        assert levels == ()
+        assert f"has no topology: {why}" in event.message()
+    path.unlink()
+    os.mkfifo(path)  # nobody ever writes into it
+    assert "it is no regular file" in _read(path, PATIENCE)[1][0].message()
+
+
+def test_what_the_settings_say_comes_first(tmp_path: Path) -> None:
+    told: list[Event] = []
+    config = JobConfig(node_topology=("z",), node_topology_file=str(tmp_path / "none"))
+    assert with_topology(config, told.append, timeout=PATIENCE) is config
+    assert with_topology(JobConfig(), told.append, timeout=PATIENCE) == JobConfig()
+    assert told == []
