@@ -1,0 +1,126 @@
+"""PodGroups, as each scheduler's definition allows them, and the pods that name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from elastic_runtime.controller.decide.groups.gang_groups import gang_name, pod_group
+from elastic_runtime.controller.decide.job_types import ApplyPodGroup, CreatePod, DeletePodGroup
+from elastic_runtime.controller.spec.job_spec import JobSpec
+from tests.kube.pod_groups import COSCHEDULING, KAI, NATIVE, SCHEMAS, VOLCANO
+from tests.unit.controller.jobs import job
+from tests.unit.controller.simulated import Cluster, running
+
+KINDS = {"coscheduling": COSCHEDULING, "volcano": VOLCANO, "kai": KAI, "native": NATIVE}
+
+
+def gang(name: str, **spec: Any) -> Any:
+    queue = {"queue": "team"} if name in ("volcano", "kai") else {}
+    return job(replicas=3, minReplicas=2, scheduling={"gang": name, **queue}, **spec)
+
+
+def pods(cluster: Cluster) -> list[Any]:
+    return [cluster.manifests[name] for name in sorted(cluster.manifests)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_group_is_what_its_definition_allows(name: str) -> None:
+    spec = JobSpec.of(gang(name, priorityClassName="high"))
+    made = pod_group(spec, 2, {"name": "digits"})
+    jsonschema.validate(made["spec"], SCHEMAS[KINDS[name]])
+    if name == "native":
+        assert made["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    else:
+        assert made["spec"]["minMember"] == 2
+    if name in ("volcano", "kai"):
+        assert (made["spec"]["queue"], made["spec"]["priorityClassName"]) == ("team", "high")
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler"),
+    [
+        ("coscheduling", "scheduler-plugins-scheduler"),
+        ("volcano", "volcano"),
+        ("kai", "kai-scheduler"),
+        ("native", None),
+    ],
+)
+def test_pods_are_placed_by_that_scheduler_unless_the_template_names_one(
+    name: str, scheduler: str | None
+) -> None:
+    cluster = Cluster(gang(name))
+    cluster.settle()
+    assert {pod["spec"].get("schedulerName") for pod in pods(cluster)} == {scheduler}
+
+    asked = gang(name)
+    asked["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["schedulerName"] = "mine"
+    cluster = Cluster(asked)
+    cluster.settle()
+    assert {pod["spec"]["schedulerName"] for pod in pods(cluster)} == {"mine"}
+
+
+def test_pods_of_native_gangs_name_the_group() -> None:
+    cluster = Cluster(gang("native"))
+    cluster.settle()
+    named = gang_name(JobSpec.of(cluster.job), 2)
+    assert cluster.gangs == {("native", named)}
+    assert [pod["spec"]["schedulingGroup"] for pod in pods(cluster)] == [
+        {"podGroupName": named}
+    ] * 3
+
+
+def test_volcano_may_take_the_pods_beyond_the_minimum() -> None:
+    cluster = Cluster(gang("volcano"))
+    cluster.settle()
+    notes = [pod["metadata"]["annotations"].get("volcano.sh/preemptable") for pod in pods(cluster)]
+    assert notes == [None, None, "true"]
+
+
+def test_kai_is_told_to_make_no_group_of_its_own() -> None:
+    cluster = Cluster(gang("kai"))
+    cluster.settle()
+    for pod in pods(cluster):
+        assert pod["metadata"]["annotations"]["kai.scheduler/skip-podgrouper"] == "true"
+        assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "team"
+
+
+def test_the_group_is_written_down_then_made_and_then_its_pods() -> None:
+    cluster = Cluster(gang("coscheduling"))
+    while not any(isinstance(one, ApplyPodGroup) for one in cluster.last.actions):
+        assert not cluster.pods
+        noted = (cluster.status.get("memory") or {}).get("gang")
+        cluster.step()
+    kinds = [type(one) for one in cluster.last.actions]
+    assert kinds.index(ApplyPodGroup) < kinds.index(CreatePod)
+    assert noted, "a status that is not written must not leave a group behind"
+
+
+def test_another_minimum_or_scheduler_is_another_group() -> None:
+    cluster = running(3, minReplicas=2, scheduling={"gang": "coscheduling"})
+    (before,) = cluster.gangs
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.gangs == set()
+    cluster.edit(suspend=False, minReplicas=1)
+    cluster.settle()
+    (after,) = cluster.gangs
+    assert after != before
+
+    cluster.edit(scheduling={"gang": "volcano"})
+    cluster.change(0, deleting=True)
+    cluster.vanish()
+    while not any(isinstance(one, DeletePodGroup) for one in cluster.step().actions):
+        pass
+    cluster.settle()
+    assert [kind for kind, _ in cluster.gangs] == ["volcano"]
+
+
+def test_no_job_without_a_gang_has_a_group() -> None:
+    cluster = running(2)
+    assert cluster.gangs == set()
+    assert "gang" not in cluster.status["memory"]

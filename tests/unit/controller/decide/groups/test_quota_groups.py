@@ -1,0 +1,296 @@
+"""Which pods are one group in a queue of Kueue, and which are set free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elastic_runtime.controller.decide.groups import quota_groups
+from elastic_runtime.controller.decide.job_types import (
+    FAILED,
+    PENDING,
+    RUNNING,
+    SUCCEEDED,
+    CreatePod,
+    PatchPod,
+    PodView,
+)
+from tests.unit.controller.jobs import job
+from tests.unit.controller.simulated import Cluster
+
+QUEUE = {"queue": "team", "priorityClass": "base", "surplusPriorityClass": "low"}
+
+
+def queued(replicas: int = 3, low: int = 2, admitted: bool = True, **spec: Any) -> Cluster:
+    """A job in a queue; its pods run if there is quota."""
+    cluster = Cluster(job(replicas=replicas, minReplicas=low, scheduling=QUEUE, **spec))
+    cluster.settle()
+    for _ in range(2 if admitted else 0):  # the minimum, and then the others
+        cluster.admit()
+        cluster.run()
+        cluster.settle()
+    return cluster
+
+
+def labels(cluster: Cluster, index: int) -> Any:
+    return cluster.manifests[cluster._at(index).name]["metadata"]["labels"]
+
+
+def group(cluster: Cluster, index: int) -> str:
+    return cluster._at(index).group
+
+
+def test_the_minimum_is_a_group_of_its_size() -> None:
+    cluster = queued()
+    assert group(cluster, 0) == group(cluster, 1) != ""
+    assert group(cluster, 2) == ""
+    notes = cluster.manifests[cluster._at(0).name]["metadata"]["annotations"]
+    assert notes["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    classes = [labels(cluster, i)["kueue.x-k8s.io/priority-class"] for i in range(3)]
+    assert classes == ["base", "base", "low"]
+    assert {labels(cluster, i)["kueue.x-k8s.io/queue-name"] for i in range(3)} == {"team"}
+
+
+def test_without_a_class_for_the_others_theirs_is_the_same() -> None:
+    cluster = Cluster(job(replicas=2, scheduling={"queue": "team", "priorityClass": "base"}))
+    cluster.settle()
+    cluster.admit()
+    cluster.settle()
+    assert labels(cluster, 1)["kueue.x-k8s.io/priority-class"] == "base"
+
+
+def test_names_fit_into_labels() -> None:
+    asked = job(replicas=1, scheduling=QUEUE)
+    asked["metadata"]["name"] = "j" * 50
+    cluster = Cluster(asked)
+    cluster.settle()
+    assert len(group(cluster, 0)) == 63
+
+
+def test_a_pod_tells_the_others_of_its_own_name_not_of_the_suffix() -> None:
+    cluster = queued()
+    manifest = cluster.manifests[cluster._at(0).name]
+    environment = {
+        one["name"]: one.get("value") for one in manifest["spec"]["containers"][0]["env"]
+    }
+    assert environment["ELASTIC_NODE_NAME"] == manifest["spec"]["hostname"] == "digits-worker-0"
+    assert manifest["metadata"]["name"].startswith("digits-worker-0-")
+
+
+def test_nothing_beyond_the_minimum_is_asked_for_before_that_has_quota() -> None:
+    cluster = queued(admitted=False)
+    assert cluster.indices == [0, 1]
+    cluster.admit()
+    cluster.settle()
+    assert cluster.indices == [0, 1, 2]
+
+
+def test_a_successor_joins_the_group_which_keeps_its_quota() -> None:
+    cluster = queued()
+    before = group(cluster, 1)
+    cluster.end(1, 137)
+    cluster.settle()
+    assert group(cluster, 1) == before
+    assert cluster._at(1).phase == PENDING
+
+
+def test_a_group_of_one_is_kept_as_well() -> None:
+    cluster = queued(1, 1)
+    before = group(cluster, 0)
+    cluster.delete(0)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert group(cluster, 0) == before
+    assert cluster._at(0).gates
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resources": {"requests": {"cpu": "2"}}},
+        {"ports": [{"containerPort": 80}]},
+    ],
+)
+def test_a_pod_of_another_shape_is_alone_while_others_run(change: Any) -> None:
+    cluster = queued()
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0].update(change)
+    cluster.edit()
+    cluster.settle()
+    cluster.end(1, 137)
+    cluster.settle()
+    assert group(cluster, 1) == ""
+    # What it took the place of has no successor in its group.
+    assert [pod.index for pod in cluster.pods.values()] == [0, 2, 1]
+
+
+def test_an_image_is_no_shape() -> None:
+    cluster = queued()
+    before = group(cluster, 1)
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0]["image"] = "img:2"
+    cluster.edit()
+    cluster.settle()
+    cluster.end(1, 137)
+    cluster.settle()
+    assert group(cluster, 1) == before
+
+
+def test_a_group_that_was_begun_is_completed() -> None:
+    """By whichever controller comes after the one that was killed in between."""
+    cluster = queued(admitted=False)
+    name = cluster._at(1).name
+    before = group(cluster, 0)
+    del cluster.pods[name]
+    cluster.now += 60
+    cluster.settle()
+    assert group(cluster, 0) == group(cluster, 1) == before
+
+
+def test_who_waits_and_is_to_ask_for_less_forms_another_group() -> None:
+    cluster = queued(admitted=False)
+    before = group(cluster, 0)
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    cluster.edit()
+    cluster.settle()
+    assert group(cluster, 0) == group(cluster, 1) != before
+    assert len(cluster.pods) == 2, "the old ones are set free"
+
+
+def test_a_suspended_job_sets_all_free() -> None:
+    cluster = queued()
+    cluster.edit(suspend=True)
+    cluster.settle()
+    assert len(cluster.pods) == 3, "they have their grace"
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.pods == {}
+    assert cluster.holds("Suspended")
+
+
+def test_pods_of_the_attempt_before_are_set_free() -> None:
+    cluster = queued(backoffLimit=1)
+    cluster.end(0, 1)
+    cluster.end(1, 1)
+    for _ in range(4):
+        cluster.settle()
+        cluster.vanish()
+        cluster.now += 60
+    assert {pod.attempt for pod in cluster.pods.values()} == {1}
+    assert group(cluster, 0) == group(cluster, 1)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_is_left_of_a_job_that_has_ended_keeps_no_quota(code: int) -> None:
+    cluster = queued()
+    cluster.end(0, code)
+    cluster.settle()
+    cluster.vanish()
+    if not cluster.ended:
+        cluster.change(1, phase=FAILED, exit_code=5, ready=False)
+        cluster.change(2, phase=SUCCEEDED, exit_code=0, ready=False)
+    cluster.settle()
+    assert cluster.ended
+    assert cluster.quota_is_kept() == []
+    assert any(pod.final for pod in cluster.pods.values())
+
+
+def test_who_waits_for_quota_is_told_and_is_no_restart() -> None:
+    cluster = queued()
+    cluster.take_quota(2)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.holds("Running")
+    assert not cluster.holds("Restarting")
+    text = "2 of 3 pods run; 1 pod waits for quota of the queue 'team' (kubectl get workloads)"
+    assert cluster.condition("Running")["message"] == text
+    assert cluster.status["replicaStatuses"]["Worker"]["gated"] == 1
+    assert any("its quota was taken back (preempted)" in one.message for one in cluster.events)
+
+
+def test_a_job_without_quota_says_which_workload_it_waits_for() -> None:
+    cluster = queued(admitted=False)
+    condition = cluster.condition("Running")
+    assert condition["reason"] == "WaitingForQuota"
+    assert f"kubectl describe workload {group(cluster, 0)}" in condition["message"]
+
+
+def test_another_gate_is_named() -> None:
+    cluster = Cluster(job(replicas=1))
+    cluster.settle()
+    cluster.change(0, gates=("example.com/licence",))
+    cluster.settle()
+    assert cluster.condition("Running")["reason"] == "Gated"
+    assert "the scheduling gate example.com/licence" in cluster.condition("Running")["message"]
+
+
+def test_a_minimum_that_waits_again_is_a_restart() -> None:
+    cluster = queued()
+    cluster.take_quota(0)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.condition("Running")["reason"] == "WaitingForQuota"
+    assert cluster.holds("Restarting")
+
+
+def test_a_job_in_no_queue_says_nothing_to_kueue() -> None:
+    cluster = Cluster(job(replicas=2))
+    plan = cluster.settle()
+    assert all("kueue" not in str(one) for one in cluster.manifests.values())
+    assert not any(isinstance(action, PatchPod) for action in plan.actions)
+
+
+HELD = PodView("d-0", 0, "u1", group="g", held=True, deleting=True, phase=FAILED, node="n")
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_left"),
+    [
+        (HELD, True),
+        (replace(HELD, phase=SUCCEEDED), True),
+        (replace(HELD, phase=PENDING, node=""), True),  # no kubelet will ever end it
+        (replace(HELD, phase=PENDING), False),
+        (replace(HELD, phase=RUNNING), False),
+        (replace(HELD, deleting=False), False),
+        (replace(HELD, held=False), False),
+        (replace(HELD, group=""), False),  # Kueue frees it itself
+    ],
+)
+def test_who_is_only_held(pod: PodView, is_left: bool) -> None:
+    patches = quota_groups.free_all([pod])
+    assert bool(patches) is is_left
+    if patches:
+        assert (patches[0].name, patches[0].uid) == ("d-0", "u1")
+        assert patches[0].metadata == {
+            "$deleteFromPrimitiveList/finalizers": ["kueue.x-k8s.io/managed"]
+        }
+
+
+def test_one_pod_says_for_its_group_that_it_has_ended() -> None:
+    kept = [
+        replace(HELD, name=f"{group}-{n}", uid=f"{group}{n}", group=group, deleting=False)
+        for group in "ab"
+        for n in range(2)
+    ]
+    assert [patch.name[0] for patch in quota_groups.end_groups(kept)] == ["a", "b"]
+    told = [replace(kept[0], final=True), *kept[1:]]
+    assert [patch.name[0] for patch in quota_groups.end_groups(told)] == ["b"]
+
+
+def test_pods_are_created_under_names_that_never_were() -> None:
+    cluster = queued()
+    before = set(cluster.manifests)
+    cluster.end(0, 137)
+    for _ in range(3):
+        plan = cluster.step()
+        names = [
+            one.manifest["metadata"]["name"] for one in plan.actions if isinstance(one, CreatePod)
+        ]
+        assert not before & set(names)
+    assert len(cluster.manifests) == len(before) + 1
