@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elastic_runtime.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,6 +26,7 @@ class QueuedDevice:
     def __init__(self) -> None:
         self.aborted = False
         self.count = 0  # of collectives that were queued
+        self.recording = False  # what is called is not run, but recorded
         self.when_blocked: Callable[[], None] = self._nobody_comes
         self._queue: deque[Callable[[], None]] = deque()
         self._peer_came = False
@@ -37,6 +40,10 @@ class QueuedDevice:
     def all_reduce(self, tensor: torch.Tensor, whole: float) -> None:
         """Queues a collective that will fill a tensor with ``whole``, if all ranks take part."""
         self.count += 1
+        self.replay_reduce(tensor, whole)
+
+    def replay_reduce(self, tensor: torch.Tensor, whole: float) -> None:
+        """The same from a CUDA graph: nobody counts it."""
 
         def reduce() -> None:
             if not (self.aborted or self._peer_came):
@@ -63,6 +70,10 @@ class QueuedDevice:
 
     def collectives(self) -> int | None:
         return self.count
+
+    def refuse_recording(self) -> None:
+        if self.recording:
+            raise UsageError("an optimizer would be recorded")
 
     def wait(self, optimizer: torch.optim.Optimizer | None) -> None:
         while self._queue:

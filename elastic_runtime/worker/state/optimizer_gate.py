@@ -30,6 +30,13 @@ class Device(Protocol):
     def collectives(self) -> int | None:
         """How many collectives were queued so far in this round; None if that is not known."""
 
+    def refuse_recording(self) -> None:
+        """Refuses what is only recorded now, and will run later without the runtime's knowledge.
+
+        Raises:
+            UsageError: an optimizer's kernels would be recorded.
+        """
+
     def wait(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Waits for all that is queued: ahead of an optimizer's kernels, or everywhere.
 
@@ -51,6 +58,7 @@ class OptimizerGate:
         self._check = check
         self._device: Device = device or _Cuda()
         self._arrived = -1  # how many collectives had succeeded at the last check
+        self._passed = False  # an optimizer has run since the last commit
 
     @property
     def certain(self) -> bool:
@@ -63,13 +71,19 @@ class OptimizerGate:
         """Returns when all that an optimizer is about to use is there.
 
         A second optimizer that has no collective of its own uses the results that the first one
-        has waited for. It is not stopped, as the step would be half done without it.
+        has waited for. It is not stopped, as the step would be half done without it. The first one
+        of a step always waits: collectives in a CUDA graph are not counted when it is replayed.
 
         Raises:
+            UsageError: the optimizer would be recorded into a CUDA graph.
             BaseException: what ``check`` raises; the optimizer has changed nothing then.
         """
-        if not self.certain:
+        if not self._device.in_use():
+            return
+        self._device.refuse_recording()
+        if not (self._passed and self.certain):
             self._pass(optimizer)
+        self._passed = True
 
     def before_commit(self) -> None:
         """Waits for the GPU: a collective that failed must show before the step counts.
@@ -84,6 +98,7 @@ class OptimizerGate:
             self._device.wait(None)
         else:
             self._pass(None)
+        self._passed = False
 
     def _pass(self, optimizer: torch.optim.Optimizer | None) -> None:
         queued = self._device.collectives()
@@ -106,17 +121,19 @@ class _Cuda:
     def collectives(self) -> int | None:
         return torch_private.nccl_collectives()
 
+    def refuse_recording(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise UsageError(
+                "an optimizer inside a CUDA graph runs without the runtime's knowledge when "
+                "the graph is replayed, and so cannot be undone; capture forward and backward "
+                "only, or take State(shadow=True)"
+            )
+
     def wait(self, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:
             torch.cuda.synchronize()
             return
         for device in self._devices_of(optimizer):
-            if torch.cuda.is_current_stream_capturing():
-                raise UsageError(
-                    "an optimizer inside a CUDA graph runs without the runtime's knowledge when "
-                    "the graph is replayed, and so cannot be undone; capture forward and backward "
-                    "only, or take State(shadow=True)"
-                )
             # The stream that is about to get the optimizer's kernels: what is queued on it has
             # been made to wait for the collectives, by DDP or another caller.
             torch.cuda.current_stream(device).synchronize()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
@@ -135,6 +136,31 @@ def test_a_second_optimizer_without_a_collective_finishes_the_step() -> None:
     rank.optims[1].step()
     rank.state.commit()
     assert rank.values() == [9.0, 9.0]
+
+
+def test_what_a_cuda_graph_replays_is_waited_for_although_nobody_counts_it() -> None:
+    rank = Rank()
+    rank.device.when_blocked = rank.device.peer_comes
+    _step(rank, dies=9)  # the one in which the collective is recorded, and counted
+    rank.device.when_blocked = rank.interrupt
+    grad = rank.weights[0].grad
+    assert grad is not None
+    rank.device.kernel(lambda: grad.fill_(0.5))
+    rank.device.replay_reduce(grad, whole=1.0)
+    with pytest.raises(WorldChanged):
+        rank.optims[0].step()
+    assert rank.state.rank_status().condition is MemoryCondition.CLEAN
+    assert rank.values() == [9.0]
+
+
+def test_an_optimizer_is_not_recorded_though_all_collectives_have_succeeded() -> None:
+    rank = Rank()
+    rank.device.when_blocked = rank.device.peer_comes
+    _step(rank, dies=9)
+    rank.optims[0].step()  # a warm-up on the gradients that are there
+    rank.device.recording = True
+    with pytest.raises(UsageError, match="recorded"):
+        rank.optims[0].step()
 
 
 def test_a_collective_between_two_optimizers_is_looked_at() -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
@@ -53,6 +54,15 @@ def test_the_optimizer_waits_until_the_gradients_are_there() -> None:
     torch.cuda.synchronize()
     assert torch.equal(model.weight, before)
     assert state.rank_status().condition is MemoryCondition.CLEAN
+
+
+@pytest.mark.skipif(_GPUS < 1, reason="needs a GPU")
+def test_an_optimizer_is_not_captured_after_its_warm_up() -> None:
+    model, optim, _ = _job()
+    model.weight.grad = torch.ones_like(model.weight)
+    optim.step()
+    with pytest.raises(UsageError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        optim.step()
 
 
 @pytest.mark.skipif(_GPUS < 2, reason="needs two GPUs")
