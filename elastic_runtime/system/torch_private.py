@@ -7,6 +7,7 @@ beside each fails when torch changes it. torch itself is imported only when some
 from __future__ import annotations
 
 import inspect
+import os
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
@@ -405,6 +406,23 @@ def nccl_collectives() -> int | None:
                 return None
             counted += count()
     return counted
+
+
+def outlive_nccl_errors() -> None:
+    """Tells NCCL's threads in this process that an error ends a round, and not the process.
+
+    To be called before a group is made. If torch's watchdog meets a lost peer before an abort
+    does, it waits for a minute and then ends the process, long after the next round has begun; and
+    it leaves a key in the store, outside of the group's prefix, for which all ranks of all later
+    rounds end themselves after 8 minutes. (``Watchdog::runLoop`` and ``HeartbeatMonitor::runLoop``
+    of ``ProcessGroupNCCL.cpp``.) ``nccl_failure`` sees what has failed instead.
+    """
+    # 1 is what launchers set, 3 what torch takes; both end the process. 2 ends collectives only.
+    if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") in ("1", "3"):
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    # Four times as long waits the thread of a group that has ended, and whoever drops the group.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "100")
 
 
 def nccl_failure() -> str:

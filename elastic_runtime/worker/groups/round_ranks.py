@@ -109,6 +109,8 @@ class Ranks(ABC):
         """
         place = self.place
         gpu = torch.cuda.is_available()
+        if gpu:
+            torch_private.outlive_nccl_errors()
         client = self._apart(lambda: self._stores.client(place.host, place.port))
         client.store.set_timeout(BUILD_TIMEOUT)  # an earlier round may have raised it
         # Until the round is left: the groups that the script makes are ended with it.

@@ -316,6 +316,21 @@ def time_outs_with_a_gpu(port: int) -> tuple[list[Any], float]:
     return said, stores.client("127.0.0.1", port).store.timeout.total_seconds()
 
 
+def what_nccl_is_told(port: int) -> dict[str, str]:
+    """What the threads of NCCL read in the environment of a worker that an agent has started."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"  # as agents set it
+    time_outs_with_a_gpu(port)
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL")}
+
+
+def test_a_process_outlives_errors_of_nccl() -> None:
+    server = serve()
+    (told,) = values(run_ranks(1, what_nccl_is_told, server.port))
+    assert told["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2", "ends collectives, not the process"
+    assert told["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0", "no rank ends itself in a later round"
+    assert int(told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) < 1000, "four times is waited"
+
+
 def test_ranks_of_nccl_may_be_minutes_apart() -> None:
     server = serve()
     ((said, store),) = values(run_ranks(1, time_outs_with_a_gpu, server.port))
