@@ -94,6 +94,16 @@ def explained() -> Iterator[None]:
         ) from error
 
 
+def _gist(text: str) -> str:
+    """The sentence that says most: the first one, or with NCCL the last, which it calls an error.
+
+    Args:
+        text: of an error. That of NCCL begins with its place in torch and the kind of error.
+    """
+    _, _, last = text.partition("\nLast error:\n")
+    return (last.strip() or text.strip()).partition("\n")[0].partition(". ")[0]
+
+
 def in_one_line(error: BaseException, ranks: Ranks) -> str:
     """What such an error says and where it was met, for people.
 
@@ -109,7 +119,6 @@ def in_one_line(error: BaseException, ranks: Ranks) -> str:
         what = "the ranks could not connect"
     else:
         what = "the connection to a peer is lost"
-    first = str(error).strip().partition("\n")[0].partition(". ")[0]
-    text = shorten(first, _LONGEST_TEXT, placeholder=" ...")
+    text = shorten(_gist(str(error)), _LONGEST_TEXT, placeholder=" ...")
     where = thread_inspection.met(error.__traceback__)
     return f"{what} ({type(error).__name__}: {text}{f', at {where}' if where else ''})"

@@ -94,6 +94,31 @@ def test_while_the_ranks_connect_all_that_torch_meets_is_the_worlds_fault() -> N
     )
 
 
+# As NCCL 2.28 says it in torch 2.11: two ranks have chosen the same GPU; a peer was killed.
+_SAME_GPU = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, invalid usage \
+(run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"""
+_NO_DETAILS = """NCCL error: unhandled system error, NCCL version 2.28.9
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (_SAME_GPU, "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"),
+        (_NO_DETAILS, "NCCL error: unhandled system error, NCCL version 2.28.9"),
+    ],
+)
+def test_of_what_nccl_says_the_cause_is_shown(text: str, said: str) -> None:
+    error = dist.DistBackendError(text)
+    assert f"(DistBackendError: {said}" in error_classification.in_one_line(error, ranks())
+
+
 def test_errors_in_a_circle_are_looked_at_once() -> None:
     one, two = ValueError("one"), ValueError("two")
     one.__cause__, two.__cause__ = two, one
