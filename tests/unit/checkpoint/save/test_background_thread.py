@@ -106,7 +106,9 @@ print("over", flush=True)
 def test_a_program_waits_at_its_end_for_what_is_wanted_and_a_moment_for_the_rest(
     kind: str, said: list[str], forked: str
 ) -> None:
-    command = [sys.executable, "-c", _PROGRAM, kind, forked]
+    # Python 3.12 warns of a fork of a process with threads.
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]
+    command = [sys.executable, *quiet, "-c", _PROGRAM, kind, forked]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == said

@@ -54,7 +54,7 @@ def test_extra_states_of_modules_are_covered() -> None:
 
 def test_wrappers_do_not_show() -> None:
     model = nn.Linear(2, 2)
-    plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)))
+    plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)).cpu())
     plain.remember_commit(2)
     wrapped.load(*copy_of(plain.commit_image()))
     assert wrapped.digest() == plain.digest()
