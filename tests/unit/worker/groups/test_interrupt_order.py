@@ -32,6 +32,9 @@ class Gpu:
     def collectives(self) -> int | None:
         return 1
 
+    def refuse_recording(self) -> None:
+        pass
+
     def wait(self, optimizer: torch.optim.Optimizer | None) -> None:
         self.waits.set()
         assert self.aborted.wait(PATIENCE)
