@@ -79,4 +79,6 @@ def _read(path: str) -> tuple[str, ...]:
         text = data.decode()
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
+    if "\n" in text.strip():
+        raise ValueError("it has several lines, and is to have one, such as zone/block/rack")
     return parse_topology(text)

@@ -16,6 +16,7 @@ from elastic_runtime.controller.spec.job_spec import (
     WORKER,
     JobSpec,
 )
+from elastic_runtime.controller.spec.scheduling_spec import ignored_queue
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes.cluster_access import need
 from elastic_runtime.kubernetes.pod_merge import merge_pod
@@ -31,6 +32,8 @@ _API_VERSION = f"{API_GROUP}/{VERSION}"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CPU = re.compile(r"\d+m|\d+(\.\d+)?")
 _MEMORY = re.compile(r"\d+(\.\d+)?([KMGTPE]i?|k|m)?")
+# From which people come.
+_OTHERS = ("PyTorchJob", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime")
 _SUFFIX = 10  # characters of a name that are left for what follows its stem
 
 
@@ -53,6 +56,7 @@ class Submission:
         spares: pods beyond the maximum.
         max_restarts: failures of the script after which it is restarted.
         endpoint: an etcd that is there already.
+        queue: of Kueue, whose quota the pods need.
         pod_spec: a pod template that is merged into what follows from the rest.
     """
 
@@ -74,6 +78,7 @@ class Submission:
     spares: int | None = None
     max_restarts: int | None = None
     endpoint: str = ""
+    queue: str = ""
     pod_spec: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,6 +102,7 @@ def make_job(asked: Submission) -> Object:
         "maxRestarts": asked.max_restarts,
         "rdzvEndpoint": asked.endpoint or None,
         "checkpoint": _checkpoint(asked.checkpoint),
+        "scheduling": {"queue": asked.queue} if asked.queue else None,
     }
     worker = {"replicas": size, "template": merge_pod({"spec": _pod(asked)}, asked.pod_spec)}
     return checked_job(
@@ -115,7 +121,9 @@ def checked_job(job: Object) -> Object:
     Raises:
         InvalidSpec: a field of it cannot be what it says.
     """
-    JobSpec.of(job)
+    spec = JobSpec.of(job)
+    if ignored := ignored_queue(job["metadata"], spec.scheduling):
+        raise ignored
     return job
 
 
@@ -181,7 +189,8 @@ def parse_job(text: str, where: str, namespace: str = "") -> Object:
     job = documents[0]
     if not isinstance(job, dict) or job.get("kind") != KIND:
         kind = job.get("kind") if isinstance(job, dict) else type(job).__name__
-        raise UsageError(f"{where} holds no ElasticJob (its kind is {kind!r})")
+        more = "; docs/kubernetes-migration.md says what becomes of it" if kind in _OTHERS else ""
+        raise UsageError(f"{where} holds no ElasticJob (its kind is {kind!r}){more}")
     if job.get("apiVersion") != _API_VERSION:
         raise UsageError(
             f"{where}: apiVersion is {job.get('apiVersion')!r}; here {_API_VERSION} is known"

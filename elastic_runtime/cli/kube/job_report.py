@@ -311,8 +311,10 @@ def _state(job: Object) -> tuple[str, str]:
         return DELETING, ""
     for type_, state in _BY_CONDITION.items():
         if _part(conditions, type_).get("status") == "True":
-            # Why it does not run says more than that it is there.
-            chosen = _part(conditions, "Running" if state == PENDING else type_)
+            # Why it does not run says more than that it is there, or starts again.
+            waits = state in (PENDING, RESTARTING)
+            waits = waits and _part(conditions, "Running").get("status") == "False"
+            chosen = _part(conditions, "Running" if waits else type_)
             return state, chosen.get("message") or chosen.get("reason") or ""
     if refused := conditions.get("Created"):  # its spec cannot be read
         return PENDING, refused.get("message") or refused.get("reason") or ""
@@ -351,9 +353,20 @@ def _pod_state(pod: Object) -> tuple[str, str]:
     return phase.lower(), ""
 
 
+def worker_index(job: str, name: str) -> int | None:
+    """Which worker a pod's name is of; None if of none. In a queue it ends with a suffix.
+
+    Args:
+        job: the name of its job.
+        name: of the pod.
+    """
+    index, *more = name.removeprefix(f"{job}-worker-").split("-")
+    known = name.startswith(f"{job}-worker-") and index.isdecimal() and len(more) <= 1
+    return int(index) if known else None
+
+
 def _is_pod_of(job: str, name: str) -> bool:
-    prefix, _, index = name.rpartition("-")
-    return (prefix == f"{job}-worker" and index.isdigit()) or name == etcd_name(job)
+    return worker_index(job, name) is not None or name == etcd_name(job)
 
 
 def _event(event: Object, about: Object) -> EventLine:

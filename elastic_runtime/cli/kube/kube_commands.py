@@ -180,7 +180,7 @@ def _print_lines(lines: Iterator[LogLine]) -> int:
     """Prints lines as they come, and returns how many there were."""
     printed = 0
     for line in lines:
-        number = int("".join(filter(str.isdigit, line.pod)) or 0)
+        number = int(next(filter(str.isdecimal, line.pod.split("-")), "0"))
         prefix = click.style(f"{line.pod} |", fg=_COLOURS[number % len(_COLOURS)])
         text = line.text.decode(errors="replace")
         click.echo(f"{prefix} {text}")

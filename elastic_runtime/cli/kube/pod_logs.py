@@ -90,7 +90,8 @@ class LogFilter:
     def _means(self, job: str, line: PodLine) -> bool:
         if not self.pod:
             return line.index >= 0
-        return self.pod in (line.name, short_name(job, line.name), str(line.index))
+        short = f"worker-{line.index}"
+        return self.pod in (line.name, short_name(job, line.name), short, str(line.index))
 
 
 def role_of(job: Object) -> str:

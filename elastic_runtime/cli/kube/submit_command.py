@@ -66,6 +66,7 @@ class _Submit(click.Command):
     "--max-restarts", type=click.IntRange(0), help="restarts after failures of the script"
 )
 @click.option("--rdzv-endpoint", "endpoint", default="", help="an etcd; the job gets one otherwise")
+@click.option("--queue", default="", help="of Kueue: the pods wait there for quota")
 @click.option("--pod-spec", help="a file with what else pods have; it is merged into theirs")
 @click.option("--dry-run", is_flag=True, help="only print the job")
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), help="print the job")

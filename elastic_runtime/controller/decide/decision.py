@@ -45,6 +45,7 @@ from elastic_runtime.controller.decide.status_builder import (
 )
 from elastic_runtime.controller.spec.field_reader import InvalidSpec
 from elastic_runtime.controller.spec.job_spec import CLEAN_ALL, CLEAN_NONE, MANAGER, JobSpec
+from elastic_runtime.controller.spec.scheduling_spec import ignored_queue
 from elastic_runtime.kubernetes.api_times import format_time, parse_time
 from elastic_runtime.limits import SHORT_POD_LIFE
 
@@ -92,9 +93,10 @@ def decide(
     if status.ended:
         return _clean_up(spec, status, observed, left_behind)
     context = PlanContext(spec, status, observed, now, etcd_image, left_behind)
-    _accept_job(
-        context, new=status.generation != (job.get("status") or {}).get("observedGeneration")
-    )
+    new = status.generation != (job.get("status") or {}).get("observedGeneration")
+    if new and (ignored := ignored_queue(job["metadata"], spec.scheduling)):
+        status.add_event("QueueIgnored", str(ignored), WARNING)
+    _accept_job(context, new)
     return (
         _check_pod_ends(context)
         or _check_deadline(context)

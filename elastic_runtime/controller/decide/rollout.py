@@ -72,7 +72,8 @@ def refusal(said: str) -> Problem:
     said = _PREAMBLE.sub("", said)
     if "schedulingGroup" in said:
         why = "Kubernetes' own PodGroups are not known here, or are off: have them turned on"
-        return Problem(REFUSED, f"{why}, or name another gang", "spec.scheduling.gang")
+        text = f"{why} (scheduling.k8s.io/v1beta1), or leave out gang"
+        return Problem("NoGangScheduler", text, "spec.scheduling.gang")
     found = _FIELD.search(said)
     field = f"{TEMPLATE}.{found[found.lastindex or 0]}" if found else TEMPLATE
     return Problem(REFUSED, f"the API server refuses a pod of this template: {said}", field)

@@ -89,7 +89,7 @@ def test_a_cluster_that_does_not_know_the_field_of_native_gangs_is_told(
     submit(replicas=2, minReplicas=2, scheduling={"gang": "native"})  # the fake one is a 1.34
 
     cluster.wait_for(
-        lambda: cluster.condition("digits", "Running").get("reason") == "TemplateRefused",
+        lambda: cluster.condition("digits", "Running").get("reason") == "NoGangScheduler",
         "the condition says it",
     )
     said = cluster.condition("digits", "Running")["message"]

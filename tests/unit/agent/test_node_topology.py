@@ -66,7 +66,7 @@ def test_what_is_no_topology_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "topology"
     for data, why in (
         (b"a//b", "level 2 is empty"),
-        (b"a\nb\n", "level 1 has a character"),
+        (b"a\nb\n", "it has several lines"),
         (b"\xff", "it is not UTF-8"),
         (b"x" * 10_000, "level 1 has 4096 characters, of 64"),
     ):

@@ -278,3 +278,15 @@ def test_a_manifest_is_read_as_it_is() -> None:
 def test_a_manifest_that_is_no_job_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_job(text, "f", "team")
+
+
+def test_a_queue_goes_into_the_spec() -> None:
+    made = make_job(Submission("train.py", "x:1", "digits", queue="team"))
+    assert made["spec"]["scheduling"] == {"queue": "team"}
+    assert "scheduling" not in make_job(Submission("train.py", "x:1", "digits"))["spec"]
+
+
+def test_who_comes_from_another_kind_is_led_to_the_tables() -> None:
+    text = MANIFEST.replace("kind: ElasticJob", "kind: PyTorchJob")
+    with pytest.raises(UsageError, match=r"docs/kubernetes-migration\.md"):
+        parse_job(text, "job.yaml")

@@ -36,6 +36,13 @@ def test_the_state_is_what_the_conditions_say(holding: tuple[str, ...], state: s
     assert line.over is (state in (states.SUCCEEDED, states.FAILED))
 
 
+def test_a_job_that_starts_again_and_waits_says_what_it_waits_for() -> None:
+    trains = a_job(conditions=conditions_of("Created", "Running", "Restarting"))
+    assert job_line(trains).why == "why Restarting"
+    waits = a_job(conditions=conditions_of("Created", "Restarting"))
+    assert (job_line(waits).state, job_line(waits).why) == (states.RESTARTING, "why Running")
+
+
 def test_a_job_that_is_being_deleted_says_so_first() -> None:
     job = a_job(conditions=conditions_of("Created", "Running"))
     job["metadata"]["deletionTimestamp"] = BORN
@@ -153,6 +160,7 @@ def test_only_events_of_this_job_and_its_pods_are_taken() -> None:
         an_event("ElasticJob", "one", "2026-01-02T03:05:00Z", uid="u1"),
         an_event("Pod", "one-worker-0", "2026-01-02T03:04:30Z"),
         an_event("Pod", "one-etcd", "2026-01-02T03:04:31Z"),
+        an_event("Pod", "one-worker-1-mwzc2aoc", "2026-01-02T03:04:32Z"),  # in a queue
     ]
     others = [
         an_event("ElasticJob", "one", uid="u0"),  # an older job of that name
@@ -162,7 +170,8 @@ def test_only_events_of_this_job_and_its_pods_are_taken() -> None:
         an_event("ElasticJob", "two"),
     ]
     lines = event_lines(a_job(), ours + others)
-    assert [line.object for line in lines] == ["one-worker-0", "one-etcd", "one"]
+    found = [line.object for line in lines]
+    assert found == ["one-worker-0", "one-etcd", "one-worker-1-mwzc2aoc", "one"]
 
 
 @pytest.mark.parametrize(

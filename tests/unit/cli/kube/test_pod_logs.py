@@ -48,6 +48,9 @@ def test_a_line_is_a_time_and_a_text(line: bytes, at: int, text: bytes) -> None:
     ],
 )
 def test_a_pod_is_meant_by_any_of_its_names(pod: str, names: list[str]) -> None:
+    queued = _pod("one-worker-3-mwzc2aoc", "3")
+    for name in ("3", "worker-3", "worker-3-mwzc2aoc", "one-worker-3-mwzc2aoc"):
+        assert list(LogFilter(pod=name).pods("one", [*PODS, queued])) == [queued]
     found = LogFilter(pod=pod).pods("one", PODS)
     assert [one["metadata"]["name"] for one in found] == names
 
