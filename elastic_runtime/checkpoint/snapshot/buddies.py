@@ -77,8 +77,8 @@ def buddies(
 
     Every node has one such keeper. Of the first level at which nodes differ, no more pairs share
     one than have to, because most of the nodes are there; those pairs are chosen by the next
-    levels in the same way. Of nodes whose topologies are alike the keeper is on another machine,
-    as long as no machine has more than half of them.
+    levels likewise. Nodes of one machine are at one place, whether or not each of them says so, and
+    the keeper is on another machine wherever that brings no pair nearer to each other.
 
     Args:
         machines: of each node.
@@ -94,10 +94,33 @@ def buddies(
     known = [levels for levels in topologies if levels is not None]
     if len(known) < count:
         known = [()] * count
-    found: list[int | None] = [None] * count
-    for node, keeper in _far_pairs(list(range(count)), known, machines):
-        found[keeper] = node
-    return found
+    said = {machine: levels for machine, levels in zip(machines, known, strict=True) if levels}
+    known = [levels or said.get(machines[node], ()) for node, levels in enumerate(known)]
+    kept = {keeper: node for node, keeper in _far_pairs(list(range(count)), known, machines)}
+    _part(kept, known, machines)
+    return [kept[keeper] for keeper in range(count)]
+
+
+def _part(
+    kept: dict[int, int], topologies: Sequence[tuple[str, ...]], machines: Sequence[str]
+) -> None:
+    """Lets keepers on the machine of their node trade with others, if no pair gets nearer by it."""
+
+    def near(*pairs: tuple[int, int]) -> list[int]:
+        return sorted(common_levels(topologies[one], topologies[two]) for one, two in pairs)
+
+    if len(set(machines)) == 1:
+        return
+    for keeper, machine in enumerate(machines):
+        node = kept[keeper]
+        if machines[node] != machine:
+            continue
+        for other, its in kept.items():
+            if machine in (machines[other], machines[its]):
+                continue
+            if near((keeper, its), (other, node)) <= near((keeper, node), (other, its)):
+                kept[keeper], kept[other] = its, node
+                break
 
 
 def _far_pairs(

@@ -75,7 +75,7 @@ def test_no_more_pairs_than_have_to_be_share_their_first_level(
     topologies: Topologies, data: st.DataObject
 ) -> None:
     count = len(topologies)
-    machines = [data.draw(st.sampled_from("mn")) for _ in topologies]
+    machines = [data.draw(st.sampled_from("mn")) if one else "" for one in topologies]
     found = buddies(machines, topologies)
     if count < 2:
         assert found == [None] * count
@@ -135,3 +135,28 @@ def test_a_rank_finds_its_buddy_by_what_all_agents_say() -> None:
     ]
     seen = [Nodes.seen_by(rank, memories).buddy for rank in range(4)]
     assert [one.memory.node for one in seen if one] == ["n2", "n3", "n0", "n1"]
+
+
+def test_a_node_that_does_not_say_where_its_machine_is_is_there_nevertheless() -> None:
+    machines = ["m", "m", "n", "n"]
+    for node, buddy in enumerate(buddies(machines, [("a",), (), ("a",), ()])):
+        assert buddy is not None
+        assert machines[buddy] != machines[node]
+
+
+@pytest.mark.parametrize(
+    ("machines", "topologies"),
+    [
+        ("abbcc", ["r", "s", "s", "s", "s"]),
+        ("abcac", ["rs", "qr", "rr", "rs", "rr"]),
+    ],
+)
+def test_who_is_kept_by_its_own_machine_trades_with_others(
+    machines: str, topologies: Sequence[str]
+) -> None:
+    places = [tuple(levels) for levels in topologies]
+    found = buddies(list(machines), places)
+    assert sorted(one for one in found if one is not None) == list(range(len(machines)))
+    for node, buddy in enumerate(found):
+        assert buddy is not None
+        assert machines[buddy] != machines[node]
