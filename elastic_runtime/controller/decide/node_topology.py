@@ -114,6 +114,8 @@ def unknown(said: str) -> Problem:
     Args:
         said: why, by the API server.
     """
+    # The name of a pod or node is in front of it: each would be news.
+    said = said.partition(" is forbidden: ")[2] or said
     return Problem(
         "TopologyUnknown",
         "workers are not told where in the network their nodes are, and ranks are not ordered by "

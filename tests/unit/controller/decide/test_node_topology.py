@@ -12,6 +12,7 @@ from elastic_runtime.controller.decide import manifests, node_topology
 from elastic_runtime.controller.decide.decision import decide
 from elastic_runtime.controller.decide.job_types import NoteTopology
 from elastic_runtime.controller.decide.manifests import settings_mark, template_mark
+from elastic_runtime.controller.decide.node_topology import unknown
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.unit.controller.jobs import container, job
 from tests.unit.controller.simulated import Cluster, running
@@ -199,3 +200,11 @@ def test_who_is_told_nothing_hears_of_no_trouble_with_it() -> None:
     cluster = running()
     seen = replace(cluster.observed(), asides=(node_topology.unknown("no"),))
     assert decide(cluster.job, seen, cluster.now).events == ()
+
+
+def test_a_right_that_is_lacking_is_one_problem_whatever_pod_shows_it() -> None:
+    """Or there were an event for each pod that is replaced."""
+    because = "User x cannot patch resource pods"
+    one, other = (unknown(f'pods "digits-worker-{n}" is forbidden: {because}') for n in (0, 1))
+    assert one == other
+    assert because in one.message
