@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from elastic_runtime.kubernetes.api_resources import (
     Resource,
 )
 from elastic_runtime.kubernetes.node_labels import NodeLabels
+from elastic_runtime.limits import TOPOLOGY_FILE_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,28 +137,35 @@ class Executor:
             checked=checked,
         )
 
-    async def note(self, key: Key, notes: Sequence[NoteTopology]) -> NoteOutcome:
-        """Tells pods where they are, apart from all else: it must hold up nothing.
+    async def note(
+        self, key: Key, notes: Sequence[NoteTopology], within: float = TOPOLOGY_FILE_TIMEOUT
+    ) -> NoteOutcome:
+        """Tells pods where they are, apart from all else: it must not hold that up.
 
         In groups that grow, as long as none is refused.
 
         Args:
             key: of the job.
             notes: which pods.
+            within: how long it may take, in seconds; no agent waits for longer. Who was not told
+                by then is to be told again.
         """
         unread: list[ApiError] = []
         untold: list[ApiError] = []
         rest, size = list(notes), 1
-        while rest and not untold:
-            done = await asyncio.gather(*(self._note(key[0], one) for one in rest[:size]))
-            unread += [error for error, _ in done if error]
-            untold += [error for _, error in done if error]
-            rest, size = rest[size:], 2 * size
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while rest and not untold:
+                    done = await asyncio.gather(*(self._note(key[0], one) for one in rest[:size]))
+                    unread += [error for error, _ in done if error]
+                    untold += [error for _, error in done if error]
+                    rest, size = rest[size:], 2 * size
+        late = bool(rest) and not untold
         final = [error for error in (*unread, *untold) if not error.transient]
         return NoteOutcome(
             unknown(final[0].message) if final else None,
             refused=any(not error.transient for error in untold),
-            again=any(error.transient for error in untold),
+            again=late or any(error.transient for error in untold),
         )
 
     async def _note(

@@ -252,6 +252,24 @@ def test_a_pod_that_is_gone_needs_nothing(error: ApiError) -> None:
     assert _note(_Nodes(patch=error)) == NoteOutcome()
 
 
+def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
+    class _Hangs(_Nodes):
+        async def merge(self, *args: Any) -> Any:
+            if args[2] == "pod-2":
+                await asyncio.Event().wait()
+            return await super().merge(*args)
+
+    async def play() -> NoteOutcome:
+        executor = Executor(cast("Any", server), ClusterState(lambda key: None))
+        notes = [NoteTopology(f"pod-{n}", f"u{n}", "n1", ("zone",)) for n in range(4)]
+        async with asyncio.timeout(20):
+            return await executor.note(KEY, notes, 0.1)
+
+    server = _Hangs()
+    assert asyncio.run(play()) == NoteOutcome(again=True)
+    assert set(server.told) == {"pod-0", "pod-1"}
+
+
 def test_what_a_policy_refuses_is_told() -> None:
     denied = ApiError(422, "Invalid", "ValidatingAdmissionPolicy denied it", "PATCH")
     outcome = _note(_Nodes(patch=denied))
