@@ -211,14 +211,15 @@ class Reconciler:
             return before if notes else replace(before, tries=0)
         outcome = await self._executor.note(key, notes)
         after = Retry(before.about)
+        pause = FORBIDDEN_TOPOLOGY_PAUSE if outcome.refused else 0.0
         if outcome.problem:
-            pause = FORBIDDEN_TOPOLOGY_PAUSE if outcome.refused else 0.0
             after = replace(after, until=_loop_time() + pause, problems=(outcome.problem,))
             if not before.problems:
                 self._emit(ControllerRefused("/".join(key), str(outcome.problem), pause))
-        elif outcome.again:
-            until = _loop_time() + before.pause(soon=False)
-            after = replace(before, until=until, tries=before.tries + 1)
+        if outcome.again and not outcome.refused:
+            until, problems = _loop_time() + before.pause(soon=False), after.problems
+            problems = problems or before.problems
+            after = replace(after, until=until, tries=before.tries + 1, problems=problems)
         self._asides[key] = after
         return after
 

@@ -199,7 +199,7 @@ class _Places:
 
     def __init__(self, error: ApiError) -> None:
         self.error = error
-        self.quota = False
+        self.quota, self.forbids = False, False
         self.made, self.tried = 0, 0
 
     async def create(self, *_: Any) -> Any:
@@ -210,6 +210,8 @@ class _Places:
         return {"kind": "Pod", "metadata": meta}
 
     async def get(self, _: str) -> Any:
+        if self.forbids:
+            raise ApiError(403, "Forbidden", "nodes is forbidden", "GET")
         return {"metadata": {}}
 
     async def merge(self, *_: Any) -> Any:
@@ -293,5 +295,19 @@ def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
         await stage.look()  # a timer of a second
         assert (stage.server.tried, stage.server.made) == (2, 3)
         assert stage.seen[-1].asides == ()
+
+    asyncio.run(play())
+
+
+def test_that_nodes_may_not_be_read_does_not_keep_a_pod_from_being_told_later() -> None:
+    async def play() -> None:
+        stage = _Stage(ApiError(500, "InternalError", "not now", "PATCH"))
+        stage.server.forbids = True
+        await stage.look()
+        await stage.look()  # at once, to say so
+        assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
+        for tried in (2, 3):
+            await stage.look()  # a timer of seconds
+            assert stage.server.tried == tried
 
     asyncio.run(play())
