@@ -132,6 +132,13 @@ def test_alerts_ask_for_what_the_controller_tells() -> None:
         assert rule["for"] == "15m"
 
 
+def test_that_a_release_has_no_leader_is_told_although_another_one_has() -> None:
+    values = {"metrics": {"rules": {"enabled": True}}, "namespaced": True}
+    [made] = [one for one in charted("team-a", **values) if one["kind"] == "PrometheusRule"]
+    [alert] = [one for one in made["spec"]["groups"][0]["rules"] if "NoLeader" in one["alert"]]
+    assert 'elastic_controller_leads{namespace="team-a"}' in alert["expr"]
+
+
 # ---------------------------------------------------------------- what a cluster may do to it
 
 
