@@ -44,6 +44,7 @@ from elastic_runtime.events.job_events import JobJoinCommand
 from elastic_runtime.reporting.console import mute, open_missing, show_only_events, unblocked
 from elastic_runtime.reporting.json_lines import JSON
 from elastic_runtime.system.torch_version import refuse_unsupported, untested
+from elastic_runtime.topology import topology_text
 from elastic_runtime.worker.fast_exit import exit_fast
 
 if TYPE_CHECKING:
@@ -313,6 +314,8 @@ def _run_step(job: Job, task: SlurmTask) -> int:
             if job.embedded is not None:
                 _say(f"{slurm_step.how_to_look(task, config)} shows the state of the job")
             own = ["--node-name", config.node_name] if settings["slurm"] == ARRAY else []
+            if config.node_topology:  # there is one node, or it would have been refused
+                own += ["--node-topology", topology_text(config.node_topology)]
             command = slurm_step.srun_command(task, node_arguments(job, config, own), os.environ)
             with followed.listening():
                 if settings["slurm"] == ARRAY:  # others may train on when this node has left

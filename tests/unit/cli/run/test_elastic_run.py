@@ -69,3 +69,25 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_starts() -> None
         [*isolate, sys.executable, "-c", _AS_INIT], timeout=PROGRAM_TIMEOUT, check=False
     )
     assert ended.returncode == EXIT_LEFT
+
+
+def test_a_batch_script_of_one_node_tells_it_where_it_is(tmp_path: Path) -> None:
+    script, called = tmp_path / "train.py", tmp_path / "called"
+    script.touch()
+    for name, does in (("srun", f'echo "$@" >{called}'), ("scontrol", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    task = {
+        **{"SLURM_JOB_ID": "21", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "x"},
+        **{"SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1"},
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+    }
+    options = ("--requeue", "--listen", "127.0.0.1:0", "--node-topology", "z/r")
+    subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", *options, str(script)],
+        env={**os.environ, **task},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=PROGRAM_TIMEOUT,
+    )
+    assert "--node-topology z/r" in called.read_text()
