@@ -126,6 +126,12 @@ def _script_of(command: Sequence[str], size: int, *, array: bool) -> str:
     for dest in ("local_nodes", "standalone", "slurm", "hosts", "discover"):
         if settings.of(dest).level is Level.FLAG:
             raise UsageError(f"{settings.of(dest)}: it is Slurm that says which nodes there are")
+    where = settings.of("node_topology")
+    if where.given and size != 1:
+        raise UsageError(
+            f"{where} is about one node: leave it out, or have a file on each say it "
+            "(--node-topology-file)"
+        )
     low = read_bounds(settings).low
     if size and low > size:
         raise UsageError(f"a job of at least {low} nodes has no room in {size}")

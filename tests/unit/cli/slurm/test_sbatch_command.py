@@ -64,6 +64,8 @@ _ARRAY = "--array 0-3 --rdzv-endpoint etcd://h"
             "name an etcd with --rdzv-endpoint",
         ),
         ("--nodes 2 --local-nodes 2 train.py", "--local-nodes=2: it is Slurm that says"),
+        ("--nodes 2 --node-topology z/r train.py", "--node-topology=z/r is about one node"),
+        (f"{_ARRAY} --node-topology z/r train.py", "--node-topology=z/r is about one node"),
         ("--nodes 2 --slurm off train.py", "--slurm=off: it is Slurm"),
         ("--array 0-3 train.py", "name an etcd with --rdzv-endpoint"),
         ("--nodes 2 gone.py", "there is no script 'gone.py' here"),
