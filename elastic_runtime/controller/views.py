@@ -80,6 +80,7 @@ def _worker(item: Json, labels: Mapping[str, str]) -> PodView:
         phase=status.get("phase") or "Pending",
         ready=_condition(status, "Ready").get("status") == "True",
         deleting=bool(meta.get("deletionTimestamp")),
+        forced=meta.get("deletionGracePeriodSeconds") == 0,
         exit_code=ended.get("exitCode"),
         reason=reason,
         message=message,

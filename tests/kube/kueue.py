@@ -42,6 +42,7 @@ class Workload:
         absent: pods of it are missing, so that it is not admitted.
         evicted: why it loses its quota, until its pods have ended; "": it does not.
         finished: it has ended, and needs no quota.
+        reclaimed: pods that have succeeded, whose quota was given back.
     """
 
     roles: dict[str, int]
@@ -51,11 +52,12 @@ class Workload:
     absent: bool = False
     evicted: str = ""
     finished: bool = False
+    reclaimed: int = 0
 
     @property
     def cost(self) -> int:
         """What it takes of the quota."""
-        return sum(self.roles.values())
+        return sum(self.roles.values()) - self.reclaimed
 
 
 @dataclass
@@ -184,6 +186,8 @@ class Kueue:
         if work.finished or self._has_finished(kept, count):
             work.finished, work.admitted = True, 0
             self._finalize(pods)
+        elif self._is_refused(work, kept):
+            return
         elif work.evicted:
             self._stop_pods(kept, work.evicted)
             if not any(pod["status"]["phase"] == "Running" for pod in kept):
@@ -216,6 +220,18 @@ class Kueue:
             self._finalize(gone[:replaced])
             kept += [*here[:count], *gone[replaced:]]
         return kept
+
+    @staticmethod
+    def _is_refused(work: Workload, pods: list[Object]) -> bool:
+        """``validateReclaimablePodsUpdate`` of ``workload_webhook.go``: never fewer than before.
+
+        ``ReconcileGenericJob`` ends there with an error, time after time.
+        """
+        succeeded = sum(pod["status"]["phase"] == "Succeeded" for pod in pods)
+        if work.admitted and succeeded < work.reclaimed:
+            return True
+        work.reclaimed = succeeded
+        return False
 
     @staticmethod
     def _has_finished(pods: list[Object], count: int) -> bool:

@@ -37,6 +37,7 @@ class PodView:
         phase: Kubernetes' word; ``Running`` may still be said of a pod whose node is lost.
         ready: its condition Ready.
         deleting: it has a deletion time stamp.
+        forced: nobody waits for its end: it was deleted by force, or has ended.
         exit_code: of the worker container, when that has ended; None otherwise.
         reason, message: why the pod ended: of its status (``Evicted``), of its condition
             ``DisruptionTarget`` (``PreemptionByScheduler``) or of the container (``OOMKilled``).
@@ -66,6 +67,7 @@ class PodView:
     phase: str = PENDING
     ready: bool = False
     deleting: bool = False
+    forced: bool = False
     exit_code: int | None = None
     reason: str = ""
     message: str = ""

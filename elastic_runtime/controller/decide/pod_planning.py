@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import etcd_manifests, manifests, rollout
 from elastic_runtime.controller.decide.groups.gang_groups import ensure_gang
-from elastic_runtime.controller.decide.groups.quota_groups import group_for, waits_for_minimum
+from elastic_runtime.controller.decide.groups.quota_groups import (
+    group_for,
+    held_places,
+    waits_for_minimum,
+)
 from elastic_runtime.controller.decide.job_types import (
     FAILED,
     NORMAL,
@@ -261,7 +265,7 @@ def create_missing_pods(context: PlanContext) -> None:
         return
     if not context.endpoint or not context.store_serves or context.ending:
         return
-    taken = {pod.index for pod in context.observed.pods}
+    taken = {pod.index for pod in context.observed.pods} | held_places(context)
     created: list[CreatePod] = []
     for index in range(context.wanted):
         if index in taken or waits_for_minimum(context, index):

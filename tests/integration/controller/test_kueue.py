@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tests.integration.controller.conftest import Running
     from tests.kube.cluster import FakeCluster
+    from tests.kube.store import Change
 
     Submit = Callable[..., dict[str, Any]]
 
@@ -199,6 +200,53 @@ def test_a_minimum_of_one_keeps_its_place_when_its_pod_is_deleted(
     cluster.wait_for(lambda: before not in cluster.pods("digits"), "the pod is gone")
     wait_until(cluster, "R")
     assert not kueue.is_admitted("waits")
+
+
+@pytest.mark.parametrize("minimum", [1, 2, 3])
+def test_a_pod_that_leaves_as_if_it_were_done_is_replaced_once(
+    cluster: FakeCluster, kueue: Kueue, queued: Submit, minimum: int
+) -> None:
+    """Kueue counts it as there, and would delete each one that comes into its place."""
+    kueue.set_quota(minimum)
+    queued(replicas=minimum, minReplicas=minimum)
+    wait_until(cluster, "R" * minimum)
+    made: list[str] = []
+
+    def note(change: Change) -> None:
+        if change.kind == POD and change.type == "ADDED":
+            made.append(change.item["metadata"]["name"])
+
+    cluster.store.listeners.append(note)
+    cluster.kubelet.removes = False
+    before = pod_at(cluster, minimum - 1)
+    cluster.store.delete(POD, NAMESPACE, before)
+    cluster.kubelet.remove(NAMESPACE, before, code=0)
+    cluster.kubelet.removes = True
+
+    wait_until(cluster, "R" * minimum)
+    assert len(made) == 1
+    for index in range(minimum):  # Kueue still looks after all of them
+        cluster.kubelet.finish(NAMESPACE, pod_at(cluster, index), 137)
+        wait_until(cluster, "R" * minimum)
+    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
+    nothing_is_left(cluster, kueue)
+
+
+def test_a_pod_that_is_deleted_by_force_makes_room_for_the_next_one(
+    cluster: FakeCluster, kueue: Kueue, queued: Submit
+) -> None:
+    """Its node is lost: nobody ever says that it has ended."""
+    kueue.set_quota(2)
+    queued(replicas=2)
+    wait_until(cluster, "RR")
+    cluster.kubelet.removes = False
+    before = pod_at(cluster, 1)
+
+    cluster.store.delete(POD, NAMESPACE, before)
+    cluster.store.delete(POD, NAMESPACE, before, {"gracePeriodSeconds": 0})
+
+    cluster.wait_for(lambda: before not in cluster.pods("digits"), "it is gone")
+    wait_until(cluster, "RR")
 
 
 def test_the_minimum_is_preempted_as_a_whole_and_comes_back(

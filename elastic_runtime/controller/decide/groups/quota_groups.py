@@ -16,6 +16,12 @@ August 2026, and the proposal ``keps/976-plain-pods``), and what follows from it
   that has ended, and of one that was deleted.
 - A group has ended when all its pods have succeeded, or when one says that it is not to be
   replaced and none is active. So what is left of a job that has ended says that.
+- A pod of a group that has succeeded counts as there, and its quota as given back, for good:
+  fewer that have succeeded are refused (``validateReclaimablePodsUpdate``), and nothing is done
+  about the group from then on. So such a pod stays while others of its group are there, and who
+  takes its place is alone.
+- A pod that was deleted by force while it ran counts as there as well. So it is set free at once,
+  and the next one comes when it is gone.
 - A pod alone that is deleted is set free at once.
 """
 
@@ -126,12 +132,18 @@ def group_for(context: PlanContext, index: int) -> str:
     spec, minimum = context.spec, context.launch[0]
     if not spec.scheduling.kueue or index >= minimum:
         return ""
+    if any(pod.index == index and _has_succeeded(pod) for pod in context.left_behind):
+        return ""
     mark = _shape_mark(spec, minimum)
     fellows = [pod for pod in context.pods if pod.index < minimum]
     # Those whose place is to be taken count as well: the group has its quota for them.
-    known = [*fellows, *(pod for pod in context.left_behind if pod.attempt == context.attempt)]
+    gone = (pod for pod in context.left_behind if not _is_counted(pod))
+    known = [*fellows, *(pod for pod in gone if pod.attempt == context.attempt)]
     joined = {pod.group for pod in known if _mark_of(pod.group) == mark and not pod.final}
     others = [pod for pod in fellows if not pod.ended and pod.group not in joined]
+    own = {pod.group for pod in known if pod.index == index} & joined
+    if own:  # its place is kept, whoever else is alone
+        return max(own)
     if others:
         return ""
     if joined:
@@ -197,7 +209,29 @@ def set_aside(observed: Observed) -> tuple[Observed, tuple[PodView, ...]]:
 def _is_left_behind(pod: PodView) -> bool:
     if not (pod.deleting and pod.held and pod.group):
         return False
-    return pod.phase in (SUCCEEDED, FAILED) or not pod.node
+    return pod.phase in (SUCCEEDED, FAILED) or not pod.node or pod.forced
+
+
+def _has_succeeded(pod: PodView) -> bool:
+    return pod.phase == SUCCEEDED
+
+
+def _is_counted(pod: PodView) -> bool:
+    """Whether Kueue counts a pod as there, so that it would delete a successor as one too many.
+
+    As ``isPodRunnableOrSucceeded`` of its ``pod_controller.go``.
+    """
+    return bool(pod.node) and pod.phase != FAILED
+
+
+def held_places(context: PlanContext) -> set[int]:
+    """The indices for which no pod is to be made yet: a pod that is being set free counts there.
+
+    Args:
+        context: the decision.
+    """
+    counted = (pod for pod in context.left_behind if _is_counted(pod))
+    return {pod.index for pod in counted if not _is_awaited(context, pod)}
 
 
 def set_free(context: PlanContext) -> None:
@@ -216,10 +250,20 @@ def _is_awaited(context: PlanContext, pod: PodView) -> bool:
     if context.spec.suspend or context.status.memory.done or pod.attempt != context.attempt:
         return False
     index = pod.index
+    if _is_counted(pod):
+        return _has_succeeded(pod) and _has_fellows(context, pod.group)
     present = [one for one in context.pods if one.index == index]
     if present:
         return any(one.group == pod.group for one in present)
     return not pod.final and index < context.launch[0] and group_for(context, index) == pod.group
+
+
+def _has_fellows(context: PlanContext, group: str) -> bool:
+    """Whether a group goes on: pods of it are there, or are to come."""
+    gone = (pod for pod in context.left_behind if pod.group == group and not _is_counted(pod))
+    return any(pod.group == group for pod in context.pods) or any(
+        _is_awaited(context, pod) for pod in gone
+    )
 
 
 def free_all(pods: Iterable[PodView]) -> list[PatchPod]:
