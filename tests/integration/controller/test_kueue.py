@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tests.integration.controller.conftest import Running
     from tests.kube.cluster import FakeCluster
+    from tests.kube.kinds import Kind
     from tests.kube.store import Change
 
     Submit = Callable[..., dict[str, Any]]
@@ -246,6 +247,26 @@ def test_a_pod_that_is_deleted_by_force_makes_room_for_the_next_one(
     cluster.store.delete(POD, NAMESPACE, before, {"gracePeriodSeconds": 0})
 
     cluster.wait_for(lambda: before not in cluster.pods("digits"), "it is gone")
+    wait_until(cluster, "RR")
+
+
+def test_a_pod_that_admission_makes_another_one_keeps_its_place(
+    cluster: FakeCluster, kueue: Kueue, queued: Submit
+) -> None:
+    """A new version of a sidecar's injector, or a default of the namespace."""
+    kueue.set_quota(2)
+    queued(replicas=2)
+    wait_until(cluster, "RR")
+
+    def inject(kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
+        if kind != POD:
+            return item
+        proxy = {"name": "proxy", "image": "proxy", "resources": {"requests": {"cpu": "10m"}}}
+        containers = [*item["spec"]["containers"], proxy]
+        return {**item, "spec": {**item["spec"], "containers": containers}}
+
+    cluster.store.webhooks.insert(0, inject)
+    cluster.kubelet.finish(NAMESPACE, pod_at(cluster, 1), 137)
     wait_until(cluster, "RR")
 
 

@@ -8,8 +8,9 @@ August 2026, and the proposal ``keps/976-plain-pods``), and what follows from it
 
 - It holds a new pod with a scheduling gate until it has quota, and each pod with a finalizer.
 - A group has a fixed size and one shape: pods that differ in what is counted belong to no Workload
-  of it, and wait for ever. So a group is named after its shape, and a pod of another shape is
-  alone while others of the minimum run.
+  of it, and wait for ever. So a group is named after its shape, its pods say that they are of it
+  (``getRoleHash`` takes their word), and a pod of another shape is alone while others of the
+  minimum run.
 - A pod of a group that has failed or is deleted keeps its finalizer until another one *of the same
   group* is there, also when nobody wants one. So such a pod does not count as there, the next one
   has another name, and those that have no successor are set free by us: of a suspended job, of one
@@ -46,6 +47,7 @@ QUEUE_LABEL = f"{_KUEUE}/queue-name"
 PRIORITY_LABEL = f"{_KUEUE}/priority-class"
 GROUP_LABEL = f"{_KUEUE}/pod-group-name"
 COUNT_ANNOTATION = f"{_KUEUE}/pod-group-total-count"
+ROLE_ANNOTATION = f"{_KUEUE}/role-hash"
 RETRIABLE_ANNOTATION = f"{_KUEUE}/retriable-in-group"
 FINALIZER = f"{_KUEUE}/managed"
 GATE = f"{_KUEUE}/admission"
@@ -96,7 +98,10 @@ def member_metadata(group: str, minimum: int) -> dict[str, dict[str, str]]:
     """
     if not group:
         return {"labels": {}, "annotations": {}}
-    return {"labels": {GROUP_LABEL: group}, "annotations": {COUNT_ANNOTATION: str(minimum)}}
+    # Kueue would compute it from the pod as admission has changed it: a default of the namespace or
+    # an injected sidecar that is another one by now, and the group would never take the pod.
+    notes = {COUNT_ANNOTATION: str(minimum), ROLE_ANNOTATION: _mark_of(group)}
+    return {"labels": {GROUP_LABEL: group}, "annotations": notes}
 
 
 def member_name(name: str, life: int) -> str:
