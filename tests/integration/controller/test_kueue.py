@@ -270,6 +270,26 @@ def test_a_pod_that_admission_makes_another_one_keeps_its_place(
     wait_until(cluster, "RR")
 
 
+def test_pods_are_not_held_for_ever_by_a_kueue_that_was_removed(
+    cluster: FakeCluster, kueue: Kueue, queued: Submit
+) -> None:
+    queued()
+    wait_until(cluster, "RRRR")
+    kueue.stop()
+    cluster.store.webhooks.clear()
+
+    before = pod_at(cluster, 3)
+    uid = cluster.pods("digits")[before]["metadata"]["uid"]
+    cluster.store.delete(POD, NAMESPACE, before)
+    cluster.wait_for(
+        lambda: cluster.pods("digits").get(before, {}).get("metadata", {}).get("uid") != uid,
+        "its object is gone",
+    )
+    wait_until(cluster, "RRRR")
+    cluster.store.delete(JOB, NAMESPACE, "digits")
+    cluster.wait_for(lambda: not cluster.pods("digits"), "all pods are gone")
+
+
 def test_the_minimum_is_preempted_as_a_whole_and_comes_back(
     cluster: FakeCluster, kueue: Kueue, queued: Submit
 ) -> None:

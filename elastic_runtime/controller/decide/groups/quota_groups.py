@@ -23,7 +23,8 @@ August 2026, and the proposal ``keps/976-plain-pods``), and what follows from it
   takes its place is alone.
 - A pod that was deleted by force while it ran counts as there as well. So it is set free at once,
   and the next one comes when it is gone.
-- A pod alone that is deleted is set free at once.
+- A pod alone that is deleted is set free at once, if Kueue is there: one that was removed from the
+  cluster would hold its pods for ever. So those that have ended are set free by us as well.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def group_for(context: PlanContext, index: int) -> str:
     spec, minimum = context.spec, context.launch[0]
     if not spec.scheduling.kueue or index >= minimum:
         return ""
-    if any(pod.index == index and _has_succeeded(pod) for pod in context.left_behind):
+    succeeded = (pod for pod in context.left_behind if pod.group and _has_succeeded(pod))
+    if any(pod.index == index for pod in succeeded):
         return ""
     mark = _shape_mark(spec, minimum)
     fellows = [pod for pod in context.pods if pod.index < minimum]
@@ -212,7 +214,7 @@ def set_aside(observed: Observed) -> tuple[Observed, tuple[PodView, ...]]:
 
 
 def _is_left_behind(pod: PodView) -> bool:
-    if not (pod.deleting and pod.held and pod.group):
+    if not (pod.deleting and pod.held):
         return False
     return pod.phase in (SUCCEEDED, FAILED) or not pod.node or pod.forced
 
@@ -222,11 +224,12 @@ def _has_succeeded(pod: PodView) -> bool:
 
 
 def _is_counted(pod: PodView) -> bool:
-    """Whether Kueue counts a pod as there, so that it would delete a successor as one too many.
+    """Whether a pod is in the way of a successor.
 
-    As ``isPodRunnableOrSucceeded`` of its ``pod_controller.go``.
+    One alone has its name; one of a group counts as there (``isPodRunnableOrSucceeded`` of Kueue's
+    ``pod_controller.go``), and the successor would be deleted as one too many.
     """
-    return bool(pod.node) and pod.phase != FAILED
+    return not pod.group or (bool(pod.node) and pod.phase != FAILED)
 
 
 def held_places(context: PlanContext) -> set[int]:
@@ -247,7 +250,7 @@ def set_free(context: PlanContext) -> None:
     """
     for pod in context.left_behind:
         if not _is_awaited(context, pod):
-            context.actions.append(_freed(pod, "no pod takes its place in Kueue's group"))
+            context.actions.append(_freed(pod, "Kueue is to hold it no longer"))
 
 
 def _is_awaited(context: PlanContext, pod: PodView) -> bool:
@@ -256,7 +259,7 @@ def _is_awaited(context: PlanContext, pod: PodView) -> bool:
         return False
     index = pod.index
     if _is_counted(pod):
-        return _has_succeeded(pod) and _has_fellows(context, pod.group)
+        return bool(pod.group) and _has_succeeded(pod) and _has_fellows(context, pod.group)
     present = [one for one in context.pods if one.index == index]
     if present:
         return any(one.group == pod.group for one in present)
