@@ -221,3 +221,95 @@ def test_15_preempted_while_it_ends(cluster, kueue, queued):
     cluster.kubelet.removes = True
     kueue.remove_rival("big")
     settle(cluster, "RR", kueue)
+
+
+@pytest.mark.parametrize("edit", [{"queue": "b"}, {"gang": "kai"}])
+def test_20_gang_edited(cluster, controller, submit, edit):
+    from tests.integration.controller.test_gangs import _install
+    from tests.kube import pod_groups
+    _install(cluster, pod_groups.VOLCANO, pod_groups.KAI)
+    submit(replicas=2, minReplicas=2, scheduling={"queue": "a", "gang": "volcano"})
+    cluster.wait_for(lambda: [p["status"]["phase"] for n, p in cluster.pods("digits").items() if "etcd" not in n] == ["Running"] * 2, "RR")
+    before = {n: p["metadata"] for n, p in cluster.pods("digits").items()}
+    cluster.edit(JOB, "digits", {"spec": {"scheduling": edit}})
+    time.sleep(1)
+    cluster.store.delete(POD, NAMESPACE, "digits-worker-1")
+    cluster.wait_for(lambda: cluster.pods("digits").get("digits-worker-1", {"metadata": {"uid": before["digits-worker-1"]["uid"]}})["metadata"]["uid"] != before["digits-worker-1"]["uid"], "new")
+    time.sleep(1)
+    for n, p in cluster.pods("digits").items():
+        print(n, {k: v for k, v in p["metadata"]["annotations"].items() if "group" in k}, p["spec"].get("schedulerName"))
+    print("[PG", [(k.group, i["metadata"]["name"], i["spec"]) for k in (pod_groups.VOLCANO, pod_groups.KAI) for i in cluster.store.list(k)])
+    groups = {tuple(v for k, v in p["metadata"]["annotations"].items() if "group-name" in k) for n, p in cluster.pods("digits").items()}
+    assert len(groups) == 1
+
+
+def test_21_template_has_kueue_labels(cluster, kueue, controller, submit):
+    container = {"name": "elasticjob-worker", "image": "train", "args": ["train.py"]}
+    template = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"containers": [container]}}
+    submit(replicas=2, minReplicas=2, worker={"template": template})
+    settle(cluster, "RR", kueue)
+    cluster.kubelet.finish(NAMESPACE, pod_at(cluster, 1), 137)
+    time.sleep(1)
+    settle(cluster, "RR", kueue)
+    cluster.store.delete(JOB, NAMESPACE, "digits")
+    nothing_is_left(cluster, kueue)
+
+
+def test_22_rolling(cluster, kueue, queued):
+    kueue.set_quota(3)
+    queued(replicas=3, minReplicas=2, rollout="Rolling")
+    wait_until(cluster, "RRR")
+    cluster.edit(JOB, "digits", shape(cpu="500m"))
+    time.sleep(14)
+    dump(cluster, kueue)
+    print(cluster.condition("digits", "Outdated"), [e["message"] for e in cluster.events("digits")][-8:])
+    assert shown(cluster) == {0: "Running", 1: "Running", 2: "Running"}
+
+
+def test_23_everything_edited_while_suspended_and_resumed(cluster, kueue, queued):
+    queued(replicas=3)
+    wait_until(cluster, "RRR")
+    cluster.kubelet.removes = False
+    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
+    time.sleep(1)
+    cluster.edit(JOB, "digits", {"spec": {"suspend": False, "minReplicas": 3}})
+    time.sleep(1)
+    for n, p in list(cluster.pods("digits").items()):
+        if p["metadata"].get("deletionTimestamp"):
+            cluster.kubelet.remove(NAMESPACE, n)
+    cluster.kubelet.removes = True
+    settle(cluster, "RRR", kueue)
+
+
+def test_24_killed_often(cluster, kueue, start, submit):
+    import random
+    c = start()
+    submit(replicas=4, minReplicas=2, scheduling=SCHEDULING)
+    wait_until(cluster, "RRRR")
+    for i in range(3):
+        for j in range(4):
+            try:
+                cluster.kubelet.finish(NAMESPACE, pod_at(cluster, j), 137)
+            except Exception as e:
+                print(e)
+        time.sleep(random.uniform(0, .1))
+        c.end(9)
+        c = start()
+        try:
+            settle(cluster, "RRRR", kueue, 30)
+        except AssertionError:
+            print(i)
+            raise
+
+
+def test_25_minimum_waits_behind_its_own_surplus(cluster, kueue, queued):
+    """All of one priority; the minimum is evicted by an admin or PodsReady."""
+    kueue.set_quota(4)
+    queued()
+    wait_until(cluster, "RRRR")
+    group = next(k for k in kueue.workloads if not k.startswith(("pod/", "rival")))
+    with kueue.store.changed:
+        kueue.workloads[group].evicted = "PodsReady timeout"
+        kueue.store.changed.notify_all()
+    cluster.store.change(POD, NAMESPACE, pod_at(cluster, 0), {"metadata": {"annotations": {"x": "y"}}})
+    settle(cluster, "RRRR", kueue)
