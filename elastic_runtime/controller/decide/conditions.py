@@ -254,7 +254,14 @@ def _waiting_for_quota(context: PlanContext, gated: list[PodView]) -> str:
     where = f" of the queue {queue!r}" if queue else ""
     what = f"kubectl describe workload {first.group}" if first.group else "kubectl get workloads"
     subject = "1 pod waits" if waiting == 1 else f"{waiting} pods wait"
-    return f"{subject} for quota{where} ({what})"
+    advice = ""
+    if any(not pod.group and pod.index < context.launch[0] for pod in gated):
+        # Its group has quota for it, and cannot take it any more.
+        advice = (
+            "; what the pods of the minimum ask for has changed since the others were admitted: "
+            "suspend and resume the job, and they are one group again"
+        )
+    return f"{subject} for quota{where} ({what}){advice}"
 
 
 def _set_restarting(context: PlanContext, runs: bool) -> None:

@@ -174,6 +174,7 @@ def worker_pod(
     life: int = 0,
     resuming: bool = False,
     group: str = "",
+    gang: tuple[str, ...] = (),
 ) -> Json:
     """One worker pod.
 
@@ -189,6 +190,7 @@ def worker_pod(
         resuming: other pods may be training in a round of this attempt: should etcd have lost its
             memory, the agent waits for them.
         group: of Kueue that it belongs to; "": none.
+        gang: whose PodGroup it belongs to, and its name; empty: none.
     """
     name = pod_name(spec.name, index)
     pod = {**spec.template["spec"], "restartPolicy": "Never"}
@@ -216,7 +218,7 @@ def worker_pod(
     pod["containers"] = containers
     metadata = _pod_metadata(spec, name, index, attempt)
     _queue(spec, index, bounds[0], group, life, metadata)
-    join_gang(spec, index, bounds[0], metadata, pod)
+    join_gang(spec, gang, index >= bounds[0], metadata, pod)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import etcd_manifests, manifests, rollout
-from elastic_runtime.controller.decide.groups.gang_groups import ensure_gang
+from elastic_runtime.controller.decide.groups.gang_groups import ensure_gang, gang_for
 from elastic_runtime.controller.decide.groups.quota_groups import (
     group_for,
     held_places,
@@ -267,6 +267,7 @@ def create_missing_pods(context: PlanContext) -> None:
         return
     taken = {pod.index for pod in context.observed.pods} | held_places(context)
     created: list[CreatePod] = []
+    gang = gang_for(context)
     for index in range(context.wanted):
         if index in taken or waits_for_minimum(context, index):
             continue
@@ -287,8 +288,9 @@ def create_missing_pods(context: PlanContext) -> None:
             life,
             resuming,
             group_for(context, index),
+            gang,
         )
         why = (slot and slot.why) or f"the job is to have {context.wanted} pods"
         created.append(CreatePod(index, manifest, why))
-    if created and ensure_gang(context, manifests.owned_metadata(spec, "", "worker")):
+    if created and ensure_gang(context, gang, manifests.owned_metadata(spec, "", "worker")):
         context.actions += created

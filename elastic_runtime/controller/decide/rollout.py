@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from elastic_runtime.controller.decide import manifests
+from elastic_runtime.controller.decide.groups.gang_groups import gang_asked_for
 from elastic_runtime.controller.decide.job_types import CheckPod, DeletePod, Problem
 from elastic_runtime.controller.decide.status_builder import (
     OUTDATED,
@@ -58,7 +59,8 @@ def check_pod(spec: JobSpec, attempt: int = 0, endpoint: str = "") -> Json:
         endpoint: where its workers would meet.
     """
     bounds = spec.minimum, spec.maximum
-    manifest = manifests.worker_pod(spec, 0, attempt, endpoint or _NOWHERE, bounds)
+    gang = gang_asked_for(spec, spec.minimum)
+    manifest = manifests.worker_pod(spec, 0, attempt, endpoint or _NOWHERE, bounds, gang=gang)
     metadata = {**manifest["metadata"], "name": f"{spec.name}-worker-check"}
     return {**manifest, "metadata": metadata}
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.decide.status_builder import StatusBuilder
     from elastic_runtime.controller.spec.job_spec import JobSpec
 
+Pod = dict[str, Any]
+
 # By whom pods are placed, as these are installed; a template may name another one.
 _SCHEDULERS = {
     COSCHEDULING: "scheduler-plugins-scheduler",
@@ -39,52 +41,76 @@ def gang_name(spec: JobSpec, minimum: int) -> str:
         spec: the job.
         minimum: how many pods have to be placed together.
     """
-    text = f"{spec.uid} {minimum} {spec.scheduling.queue} {spec.scheduling.gang}"
+    text = f"{spec.uid} {minimum} {spec.scheduling.gang}"
     return f"{spec.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def pod_group(spec: JobSpec, minimum: int, metadata: Json) -> Json:
+def gang_asked_for(spec: JobSpec, minimum: int) -> tuple[str, ...]:
+    """Whose PodGroup a job asks for, and its name; empty if for none.
+
+    Args:
+        spec: the job.
+        minimum: how many pods have to be placed together.
+    """
+    gang = spec.scheduling.gang
+    return (gang, gang_name(spec, minimum)) if gang else ()
+
+
+def gang_for(context: PlanContext) -> tuple[str, ...]:
+    """Whose PodGroup new pods belong to, and its name: that of the pods that are there.
+
+    In another one they would wait for a minimum that never comes.
+
+    Args:
+        context: the decision.
+    """
+    if any(not pod.ended for pod in context.pods):
+        return context.status.memory.gang
+    return gang_asked_for(context.spec, context.launch[0])
+
+
+def pod_group(spec: JobSpec, gang: str, minimum: int, metadata: Json) -> Json:
     """The PodGroup of a job, without ``apiVersion``.
 
     Args:
         spec: the job.
+        gang: whose it is.
         minimum: how many pods have to be placed together.
         metadata: of an object that belongs to the job, with its name.
     """
-    scheduling, group = spec.scheduling, {"minMember": minimum}
-    found: dict[str, Any] = group
-    if scheduling.gang == NATIVE:
+    found: dict[str, Any] = {"minMember": minimum}
+    if gang == NATIVE:
         found = {"schedulingPolicy": {"gang": {"minCount": minimum}}}
-    elif scheduling.gang in (VOLCANO, KAI):
-        named = {"queue": scheduling.queue, "priorityClassName": spec.priority_class}
-        found = {**group, **{name: value for name, value in named.items() if value}}
+    elif gang in (VOLCANO, KAI):
+        named = {"queue": spec.scheduling.queue, "priorityClassName": spec.priority_class}
+        found |= {name: value for name, value in named.items() if value}
     return {"kind": "PodGroup", "metadata": metadata, "spec": found}
 
 
 def join_gang(
-    spec: JobSpec, index: int, minimum: int, metadata: dict[str, Any], pod: dict[str, Any]
+    spec: JobSpec, gang: tuple[str, ...], surplus: bool, metadata: dict[str, Any], pod: Pod
 ) -> None:
-    """Makes a pod a member of its job's PodGroup, if that has one.
+    """Makes a pod a member of a PodGroup.
 
     Args:
         spec: the job.
-        index: of the pod.
-        minimum: how many pods have to be placed together.
+        gang: whose PodGroup, and its name; empty for none.
+        surplus: the pod is beyond the minimum.
         metadata, pod: of the manifest; changed. A scheduler that the template names stays.
     """
-    gang = spec.scheduling.gang
     if not gang:
         return
-    name, labels, notes = gang_name(spec, minimum), metadata["labels"], metadata["annotations"]
-    if gang in _SCHEDULERS:
-        pod.setdefault("schedulerName", _SCHEDULERS[gang])
-    if gang == COSCHEDULING:
+    kind, name = gang
+    labels, notes = metadata["labels"], metadata["annotations"]
+    if kind in _SCHEDULERS:
+        pod.setdefault("schedulerName", _SCHEDULERS[kind])
+    if kind == COSCHEDULING:
         labels["scheduling.x-k8s.io/pod-group"] = name
-    elif gang == VOLCANO:
+    elif kind == VOLCANO:
         notes["scheduling.k8s.io/group-name"] = name
-        if index >= minimum:
+        if surplus:
             notes["volcano.sh/preemptable"] = "true"
-    elif gang == KAI:
+    elif kind == KAI:
         notes["pod-group-name"] = name
         notes["kai.scheduler/skip-podgrouper"] = "true"
         if spec.scheduling.queue:
@@ -93,7 +119,7 @@ def join_gang(
         pod["schedulingGroup"] = {"podGroupName": name}
 
 
-def ensure_gang(context: PlanContext, metadata: Json) -> bool:
+def ensure_gang(context: PlanContext, gang: tuple[str, ...], metadata: Json) -> bool:
     """Has the PodGroup made, which has to be there before the pods.
 
     It is asked for whenever pods are made, instead of watched: a cluster may have none of its kind.
@@ -102,23 +128,22 @@ def ensure_gang(context: PlanContext, metadata: Json) -> bool:
 
     Args:
         context: the decision.
+        gang: whose, and its name; empty for none.
         metadata: of an object that belongs to the job, without a name.
 
     Returns:
         Whether pods can be made now.
     """
-    spec, minimum, memory = context.spec, context.launch[0], context.status.memory
-    gang = spec.scheduling.gang
-    name = gang_name(spec, minimum)
-    noted = (gang, name) if gang else ()
-    if memory.gang != noted:
+    memory, minimum = context.status.memory, context.launch[0]
+    if memory.gang != gang:
         context.actions += take_gang(context.status)
-        memory.gang = noted
+        memory.gang = gang
         context.wake_at(context.now)
         return not gang
     if gang:
-        manifest = pod_group(spec, minimum, {**metadata, "name": name})
-        context.actions.append(ApplyPodGroup(gang, manifest, f"{minimum} pods come together"))
+        kind, name = gang
+        manifest = pod_group(context.spec, kind, minimum, {**metadata, "name": name})
+        context.actions.append(ApplyPodGroup(kind, manifest, f"{minimum} pods come together"))
     return True
 
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from elastic_runtime.controller.decide.groups.gang_groups import gang_name, pod_group
-from elastic_runtime.controller.decide.job_types import ApplyPodGroup, CreatePod, DeletePodGroup
+from elastic_runtime.controller.decide.job_types import ApplyPodGroup, CreatePod
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.kube.pod_groups import COSCHEDULING, KAI, NATIVE, SCHEMAS, VOLCANO
 from tests.unit.controller.jobs import job
@@ -29,7 +29,7 @@ def pods(cluster: Cluster) -> list[Any]:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_group_is_what_its_definition_allows(name: str) -> None:
     spec = JobSpec.of(gang(name, priorityClassName="high"))
-    made = pod_group(spec, 2, {"name": "digits"})
+    made = pod_group(spec, name, 2, {"name": "digits"})
     jsonschema.validate(made["spec"], SCHEMAS[KINDS[name]])
     if name == "native":
         assert made["spec"] == {"schedulingPolicy": {"gang": {"minCount": 2}}}
@@ -111,13 +111,36 @@ def test_another_minimum_or_scheduler_is_another_group() -> None:
     (after,) = cluster.gangs
     assert after != before
 
-    cluster.edit(scheduling={"gang": "volcano"})
-    cluster.change(0, deleting=True)
+
+@pytest.mark.parametrize("after", ["volcano", None])
+def test_while_pods_are_there_new_ones_join_their_group(after: str | None) -> None:
+    """In another one they would be alone, and wait for a minimum that never comes."""
+    cluster = running(3, minReplicas=2, scheduling={"gang": "coscheduling"})
+    before = set(cluster.gangs)
+    cluster.edit(scheduling={"gang": after} if after else {})
+    cluster.delete(1)
     cluster.vanish()
-    while not any(isinstance(one, DeletePodGroup) for one in cluster.step().actions):
-        pass
     cluster.settle()
-    assert [kind for kind, _ in cluster.gangs] == ["volcano"]
+    assert cluster.gangs == before
+    named = cluster.manifests["digits-worker-1"]["metadata"]["labels"]
+    assert named["scheduling.x-k8s.io/pod-group"] in {name for _, name in before}
+
+    cluster.edit(suspend=True)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    cluster.edit(suspend=False)
+    cluster.settle()
+    assert [kind for kind, _ in cluster.gangs] == ([after] if after else [])
+
+
+def test_who_is_added_to_a_job_without_a_gang_is_in_none() -> None:
+    cluster = running(2)
+    cluster.edit(scheduling={"gang": "coscheduling"}, replicas=3)
+    cluster.settle()
+    assert cluster.gangs == set()
+    labels = cluster.manifests["digits-worker-2"]["metadata"]["labels"]
+    assert "scheduling.x-k8s.io/pod-group" not in labels
 
 
 def test_no_job_without_a_gang_has_a_group() -> None:

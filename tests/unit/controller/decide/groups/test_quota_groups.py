@@ -127,6 +127,21 @@ def test_a_pod_of_another_shape_is_alone_while_others_run(change: Any) -> None:
     assert [pod.index for pod in cluster.pods.values()] == [0, 2, 1]
 
 
+def test_a_pod_that_its_group_cannot_take_says_what_to_do() -> None:
+    cluster = queued(2)
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}}
+    cluster.edit()
+    cluster.settle()
+    cluster.end(1, 137)
+    cluster.settle()
+    assert cluster.condition("Running")["reason"] == "WaitingForQuota"
+    assert "suspend and resume the job" in cluster.condition("Running")["message"]
+
+    waits = queued(2, admitted=False)
+    assert "suspend" not in waits.condition("Running")["message"]
+
+
 def test_an_image_is_no_shape() -> None:
     cluster = queued()
     before = group(cluster, 1)
@@ -259,7 +274,8 @@ HELD = PodView("d-0", 0, "u1", group="g", held=True, deleting=True, phase=FAILED
         (replace(HELD, phase=RUNNING), False),
         (replace(HELD, deleting=False), False),
         (replace(HELD, held=False), False),
-        (replace(HELD, group=""), False),  # Kueue frees it itself
+        (replace(HELD, group=""), True),  # a Kueue that is there frees it itself
+        (replace(HELD, phase=RUNNING, forced=True), True),
     ],
 )
 def test_who_is_only_held(pod: PodView, is_left: bool) -> None:
