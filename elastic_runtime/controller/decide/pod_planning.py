@@ -267,9 +267,9 @@ def create_missing_pods(context: PlanContext) -> None:
         return
     taken = {pod.index for pod in context.observed.pods} | held_places(context)
     created: list[CreatePod] = []
-    gang = gang_for(context)
+    gang, held_back = gang_for(context), waits_for_minimum(context, context.wanted)
     for index in range(context.wanted):
-        if index in taken or waits_for_minimum(context, index):
+        if index in taken or (held_back and index >= context.launch[0]):
             continue
         slot = memory.slots.get(index)
         until = max(memory.until, slot.until if slot else 0)
