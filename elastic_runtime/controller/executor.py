@@ -122,11 +122,14 @@ class Executor:
         failed = await self._all(key, uid, [one for one in actions if not creates(one)])
         making, size, checked = [one for one in actions if creates(one)], 1, ""
         while making and not failed:
-            failed += await self._all(key, uid, making[:size])
+            group = making[:size]
+            places = [place for place, one in enumerate(group) if isinstance(one, ApplyPodGroup)]
+            group = group[: places[0] + 1] if places else group  # its pods come after it
+            failed += await self._all(key, uid, group)
             refused = [action for action, _ in failed]
-            done = [one for one in making[:size] if isinstance(one, CheckPod)]
+            done = [one for one in group if isinstance(one, CheckPod)]
             checked = next((one.mark for one in done if one not in refused), checked)
-            making, size = making[size:], 2 * size
+            making, size = making[len(group) :], 2 * size
         errors = [error for _, error in failed]
         problems = {_problem(action, error) for action, error in failed if _is_final(error)}
         return Outcome(

@@ -185,6 +185,9 @@ class Reconciler:
         actions = free_all(self._state.orphans(key))
         outcome = await self._executor.execute(key, "", actions)
         if outcome.problems:
+            self._metrics.refused.inc()
+            for problem in outcome.problems:
+                self._emit(ControllerRefused("/".join(key), str(problem), REFUSAL_PAUSES.longest))
             return REFUSAL_PAUSES.longest
         return CONFLICT_PAUSES.longest if outcome.again else NEVER
 

@@ -271,6 +271,10 @@ class Kueue:
             if need > 0:
                 taken.append(one)
                 need -= one.cost
+        for one in taken[-2::-1]:  # fillBackWorkloads: what is not needed after all
+            if need + one.cost <= 0:
+                taken.remove(one)
+                need += one.cost
         if need <= 0 and not any(one.evicted for one in taken):
             for one in taken:
                 one.evicted = "Preempted to accommodate a workload of a higher priority"

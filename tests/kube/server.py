@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -257,6 +257,10 @@ class ApiServer:
                 manager = request.query.get("fieldManager", "")
                 if not manager:
                     raise Refusal(422, "Invalid", "fieldManager is required for apply patch")
+                if store.find(kind, where, request.name) is None:
+                    made = replace(request, verb="create")  # who applies needs that right as well
+                    self.counts[made.label] += 1
+                    self._meet_trouble(made)
                 stored, new = store.apply(kind, where, request.name, body, manager)
                 return (201 if new else 200), stored
             old = store.get(kind, where, request.name)

@@ -53,7 +53,9 @@ def _is_there(name: str) -> bool:
     """Whether what a command needs is installed; the plugin for kubectl has not all of it."""
     try:
         _load(name)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == __package__.partition(".")[0]:
+            raise
         return False
     return True
 

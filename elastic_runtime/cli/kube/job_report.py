@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ _BY_CONDITION = {
     "Running": RUNNING,
     "Created": PENDING,
 }
+# The index, and in a queue what tells the pod from the one before (``quota_groups.member_name``).
+_INDEX = re.compile(r"(\d+)(?:-[0-9a-z]{8})?")
 _OVER = (FAILED, SUCCEEDED)
 _LAST = 10**9  # the job's etcd has no index: after all workers
 
@@ -360,9 +363,10 @@ def worker_index(job: str, name: str) -> int | None:
         job: the name of its job.
         name: of the pod.
     """
-    index, *more = name.removeprefix(f"{job}-worker-").split("-")
-    known = name.startswith(f"{job}-worker-") and index.isdecimal() and len(more) <= 1
-    return int(index) if known else None
+    if not name.startswith(prefix := f"{job}-worker-"):
+        return None
+    found = _INDEX.fullmatch(name.removeprefix(prefix))
+    return int(found[1]) if found else None
 
 
 def _is_pod_of(job: str, name: str) -> bool:

@@ -255,11 +255,12 @@ def _waiting_for_quota(context: PlanContext, gated: list[PodView]) -> str:
     what = f"kubectl describe workload {first.group}" if first.group else "kubectl get workloads"
     subject = "1 pod waits" if waiting == 1 else f"{waiting} pods wait"
     advice = ""
-    if any(not pod.group and pod.index < context.launch[0] for pod in gated):
-        # Its group has quota for it, and cannot take it any more.
+    alone = (pod for pod in gated if not pod.group and pod.index < context.launch[0])
+    if context.spec.scheduling.kueue and any(alone):
+        # Its group may have quota for it, and cannot take it any more.
         advice = (
-            "; what the pods of the minimum ask for has changed since the others were admitted: "
-            "suspend and resume the job, and they are one group again"
+            "; a pod of the minimum waits alone, as its group cannot take it: suspend the job, "
+            "wait until it is, and resume it, and they are one group again"
         )
     return f"{subject} for quota{where} ({what}){advice}"
 

@@ -11,6 +11,7 @@ from elastic_runtime.controller.decide.groups.gang_groups import ensure_gang, ga
 from elastic_runtime.controller.decide.groups.quota_groups import (
     group_for,
     held_places,
+    idle_surplus,
     waits_for_minimum,
 )
 from elastic_runtime.controller.decide.job_types import (
@@ -231,6 +232,11 @@ def scale_down(context: PlanContext) -> None:
     below = sum(pod.runs for pod in context.pods if pod.index < context.wanted)
     needed = max(context.least - below, 0)
     held = {pod.uid for pod in [pod for pod in surplus if pod.runs][:needed]}
+    for pod in idle_surplus(context):
+        if pod not in surplus:
+            why = "the minimum has lost its quota, and needs that of this pod"
+            context.actions.append(DeletePod(pod.name, pod.uid, None, why))
+            context.status.memory.slots[pod.index] = PodSlot(pod.uid)
     for pod in reversed(surplus):
         if pod.uid not in held:
             why = f"the job is to have {context.wanted} pods"

@@ -58,7 +58,7 @@ class OptimizerGate:
         self._check = check
         self._device: Device = device or _Cuda()
         self._arrived = -1  # how many collectives had succeeded at the last check
-        self._passed = False  # an optimizer has run since the last commit
+        self._ran: set[int] = set()  # the optimizers of the present step, by id
 
     @property
     def certain(self) -> bool:
@@ -72,7 +72,8 @@ class OptimizerGate:
 
         A second optimizer that has no collective of its own uses the results that the first one
         has waited for. It is not stopped, as the step would be half done without it. The first one
-        of a step always waits: collectives in a CUDA graph are not counted when it is replayed.
+        of a step always waits: collectives in a CUDA graph are not counted when it is replayed. One
+        that comes again, without a commit in between, begins another step.
 
         Raises:
             UsageError: the optimizer would be recorded into a CUDA graph.
@@ -81,9 +82,11 @@ class OptimizerGate:
         if not self._device.in_use():
             return
         self._device.refuse_recording()
-        if not (self._passed and self.certain):
+        if id(optimizer) in self._ran:
+            self._ran.clear()
+        if not (self._ran and self.certain):
             self._pass(optimizer)
-        self._passed = True
+        self._ran.add(id(optimizer))
 
     def before_commit(self) -> None:
         """Waits for the GPU: a collective that failed must show before the step counts.
@@ -94,11 +97,13 @@ class OptimizerGate:
         """
         if not self._device.in_use():
             return
-        if self.certain:
+        # Without an optimizer that has waited (State(shadow=True)) this is the only look; after one
+        # an interrupt that comes now would condemn a step that is good.
+        if self._ran and self.certain:
             self._device.wait(None)
         else:
             self._pass(None)
-        self._passed = False
+        self._ran.clear()
 
     def _pass(self, optimizer: torch.optim.Optimizer | None) -> None:
         queued = self._device.collectives()

@@ -307,6 +307,20 @@ def test_the_minimum_is_preempted_as_a_whole_and_comes_back(
     wait_until(cluster, "RR")
 
 
+def test_no_pod_stays_behind_when_the_minimum_is_taken(
+    cluster: FakeCluster, kueue: Kueue, queued: Submit
+) -> None:
+    queued()
+    wait_until(cluster, "RRRR")
+
+    kueue.add_rival("big", 3, priority=99)  # the minimum and one other; Kueue leaves the last one
+    wait_until(cluster, "gg")
+    cluster.wait_for(lambda: kueue.is_admitted("big"), "the rival has what it needs")
+
+    kueue.remove_rival("big")
+    wait_until(cluster, "RRRR")
+
+
 @pytest.mark.parametrize("quota", [4, 1], ids=["trains", "waits"])
 def test_a_suspended_job_keeps_no_quota_and_comes_back(
     cluster: FakeCluster, kueue: Kueue, queued: Submit, quota: int

@@ -34,9 +34,8 @@ HOME = "elastic-job"
 RBAC = {identity(each): each for each in objects(DEPLOY / "controller" / "rbac.yaml")}
 IN_THE_CLUSTER = RBAC["ClusterRole", "", "elastic-controller"]["rules"]
 LEASE = RBAC["Role", HOME, "elastic-controller-lease"]["rules"]
-# What only a real API server asks for: when blockOwnerDeletion is set, and when what is applied is
-# new.
-UNSEEN = {"update elasticjobs/finalizers", "create podgroups"}
+# What only a real API server asks for: when blockOwnerDeletion is set.
+UNSEEN = {"update elasticjobs/finalizers"}
 [_COMPONENT] = objects(DEPLOY / "kustomize" / "components" / "topology" / "kustomization.yaml")
 OF_TOPOLOGY = [
     added["value"]

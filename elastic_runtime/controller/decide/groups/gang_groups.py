@@ -64,7 +64,7 @@ def gang_for(context: PlanContext) -> tuple[str, ...]:
     Args:
         context: the decision.
     """
-    if any(not pod.ended for pod in context.pods):
+    if any(not pod.ended and not pod.deleting for pod in context.pods):
         return context.status.memory.gang
     return gang_asked_for(context.spec, context.launch[0])
 

@@ -147,7 +147,9 @@ def group_for(context: PlanContext, index: int) -> str:
     gone = (pod for pod in context.left_behind if not _is_counted(pod))
     known = [*fellows, *(pod for pod in gone if pod.attempt == context.attempt)]
     joined = {pod.group for pod in known if _mark_of(pod.group) == mark and not pod.final}
-    others = [pod for pod in fellows if not pod.ended and pod.group not in joined]
+    # Who is leaving does not stand for a group that goes on.
+    stay = [pod for pod in fellows if not pod.ended and not pod.deleting]
+    others = [pod for pod in stay if pod.group not in joined]
     own = {pod.group for pod in known if pod.index == index} & joined
     if own:  # its place is kept, whoever else is alone
         return max(own)
@@ -191,6 +193,22 @@ def waits_for_minimum(context: PlanContext, index: int) -> bool:
         return False
     admitted = {pod.index for pod in context.pods if not pod.gates}
     return not admitted.issuperset(range(minimum))
+
+
+def idle_surplus(context: PlanContext) -> list[PodView]:
+    """The pods beyond the minimum that keep quota for nothing: the minimum waits, and none trains.
+
+    Kueue may take the minimum and leave some of them: it gives back of what it meant to take
+    whatever the other workload does not need (``fillBackWorkloads`` of its ``preemption.go``).
+
+    Args:
+        context: the decision.
+    """
+    minimum = context.launch[0]
+    waits = any(pod.index < minimum and GATE in pod.gates for pod in context.pods)
+    if not (context.spec.scheduling.kueue and waits) or len(context.running) >= context.enough:
+        return []
+    return [pod for pod in context.pods if pod.index >= minimum and not pod.deleting]
 
 
 # ---------------------------------------------------------------- who is only held

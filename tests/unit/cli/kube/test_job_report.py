@@ -166,6 +166,7 @@ def test_only_events_of_this_job_and_its_pods_are_taken() -> None:
         an_event("ElasticJob", "one", uid="u0"),  # an older job of that name
         an_event("Pod", "one-worker-0", "2026-01-02T03:04:00Z"),  # and its pod
         an_event("Pod", "one-worker-two"),
+        an_event("Pod", "one-worker-0-etcd"),  # of a job that is called so
         an_event("Pod", "one-two-worker-0"),
         an_event("ElasticJob", "two"),
     ]

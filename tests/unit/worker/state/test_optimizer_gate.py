@@ -153,6 +153,40 @@ def test_what_a_cuda_graph_replays_is_waited_for_although_nobody_counts_it() -> 
     assert rank.values() == [9.0]
 
 
+def test_an_optimizer_that_comes_again_begins_another_step() -> None:
+    """Several steps may be one commit; what the second one replays is waited for as well."""
+    rank = Rank()
+    rank.device.when_blocked = rank.device.peer_comes
+    _step(rank, dies=9)
+    rank.optims[0].step()
+    rank.device.when_blocked = rank.interrupt
+    grad = rank.weights[0].grad
+    assert grad is not None
+    rank.device.replay_reduce(grad, whole=1.0)
+    with pytest.raises(WorldChanged):
+        rank.optims[0].step()
+
+
+def test_a_commit_before_which_no_optimizer_waited_looks_itself() -> None:
+    """With a shadow optimizers do not wait, and a graph's collectives are not counted."""
+    device, broken = QueuedDevice(), []
+
+    def check() -> None:
+        if broken:
+            raise WorldChanged("a peer is lost")
+
+    gate = OptimizerGate(check, device)
+    tensor = torch.zeros(1)
+    device.when_blocked = device.peer_comes
+    device.all_reduce(tensor, 1.0)
+    gate.before_commit()
+    assert gate.certain
+    device.when_blocked = lambda: broken.append(True) or setattr(device, "aborted", True)
+    device.replay_reduce(tensor, 1.0)
+    with pytest.raises(WorldChanged):
+        gate.before_commit()
+
+
 def test_an_optimizer_is_not_recorded_though_all_collectives_have_succeeded() -> None:
     rank = Rank()
     rank.device.when_blocked = rank.device.peer_comes

@@ -136,10 +136,60 @@ def test_a_pod_that_its_group_cannot_take_says_what_to_do() -> None:
     cluster.end(1, 137)
     cluster.settle()
     assert cluster.condition("Running")["reason"] == "WaitingForQuota"
-    assert "suspend and resume the job" in cluster.condition("Running")["message"]
+    assert (
+        "suspend the job, wait until it is, and resume it"
+        in cluster.condition("Running")["message"]
+    )
 
     waits = queued(2, admitted=False)
     assert "suspend" not in waits.condition("Running")["message"]
+    of_others = Cluster(job(replicas=2, minReplicas=2))  # by a label of the template, say
+    of_others.settle()
+    of_others.change(0, gates=(quota_groups.GATE,))
+    of_others.settle()
+    assert "suspend" not in of_others.condition("Running")["message"]
+
+
+def test_a_minimum_that_leaves_one_after_the_other_comes_back_as_one() -> None:
+    cluster = queued(2)
+    before = group(cluster, 0)
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}}
+    cluster.edit()
+    cluster.settle()
+    cluster.take_quota(0)
+    cluster.settle()
+    first = cluster._at(0).name
+    cluster.pods[first] = replace(cluster.pods[first], phase=FAILED, exit_code=5, ready=False)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert group(cluster, 0) == group(cluster, 1) not in ("", before)
+
+
+def test_pods_beyond_a_minimum_that_has_lost_its_quota_give_theirs_back() -> None:
+    cluster = queued(3)
+    cluster.take_quota(0)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.indices == [0, 1], "one that trains nothing keeps what the minimum waits for"
+    cluster.admit()
+    cluster.run()
+    cluster.settle()
+    assert cluster.indices == [0, 1, 2]
+
+
+def test_enough_pods_beyond_a_minimum_that_has_lost_its_quota_train_on() -> None:
+    cluster = queued(4)
+    cluster.take_quota(0)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    assert cluster.indices == [0, 1, 2, 3]
+    assert cluster.holds("Running")
 
 
 def test_an_image_is_no_shape() -> None:
