@@ -35,6 +35,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.controller.decide.job_types import FAILED, SUCCEEDED, PatchPod
+from elastic_runtime.limits import PLACEMENT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -200,13 +201,17 @@ def idle_surplus(context: PlanContext) -> list[PodView]:
 
     Kueue may take the minimum and leave some of them: it gives back of what it meant to take
     whatever the other workload does not need (``fillBackWorkloads`` of its ``preemption.go``).
+    Successors in a group that has its quota are behind the gate for a moment only, and whoever has
+    outlived a fault keeps the state of the training meanwhile.
 
     Args:
         context: the decision.
     """
     minimum = context.launch[0]
-    waits = any(pod.index < minimum and GATE in pod.gates for pod in context.pods)
-    if not (context.spec.scheduling.kueue and waits) or len(context.running) >= context.enough:
+    if not context.spec.scheduling.kueue or len(context.running) >= context.enough:
+        return []
+    gated = [pod for pod in context.pods if pod.index < minimum and GATE in pod.gates]
+    if not any(context.has_passed(PLACEMENT_TIMEOUT, pod.created_at) for pod in gated):
         return []
     return [pod for pod in context.pods if pod.index >= minimum and not pod.deleting]
 

@@ -182,6 +182,24 @@ def test_pods_beyond_a_minimum_that_has_lost_its_quota_give_theirs_back() -> Non
     assert cluster.indices == [0, 1, 2]
 
 
+def test_who_has_outlived_a_fault_is_not_taken_while_its_peers_come_back() -> None:
+    """It has the state of the training, and they have their quota."""
+    cluster = queued(3)
+    cluster.end(0, 137)
+    cluster.end(1, 137)
+    cluster.step()
+    while not cluster._at(1).gates:
+        cluster.step()
+    for index in (0, 1):
+        cluster.change(index, created_at=cluster.now)
+    for _ in range(3):
+        cluster.step()
+    assert cluster._at(2).runs
+    cluster.now += 11
+    cluster.settle()
+    assert cluster.indices == [0, 1]
+
+
 def test_enough_pods_beyond_a_minimum_that_has_lost_its_quota_train_on() -> None:
     cluster = queued(4)
     cluster.take_quota(0)
