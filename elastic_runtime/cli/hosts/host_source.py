@@ -8,7 +8,8 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,18 +102,16 @@ class HostSource:
             TimeoutExpired: it has not ended in time; it is killed with all that it has started.
             UsageError: it prints without end; the same.
         """
-        process = subprocess.Popen(
-            [_program(self.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process
-        )
-        with process:
-            self._running = process
+        with ExitStack() as over:
             try:
-                if self._closed.is_set():
-                    self._kill()
+                # In a thread: a signal that ends this process is an error in the main one, and
+                # could come when the program has started and nobody knows of it yet.
+                try:
+                    with ThreadPoolExecutor(1) as starter:
+                        process = starter.submit(self._start).result()
+                finally:
+                    if self._running is not None:
+                        over.enter_context(self._running)
                 out, err = self._printed(process)
                 process.wait(_LONGEST_LOOK)
             except BaseException:  # whatever ends this process, too
@@ -121,6 +120,19 @@ class HostSource:
             finally:
                 self._running = None
         return process.returncode, out, err
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [_program(self.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process
+        )
+        self._running = process
+        if self._closed.is_set():
+            self._kill()
+        return process
 
     def _printed(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         """All that it prints, until nobody can print anything more."""

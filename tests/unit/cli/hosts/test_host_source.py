@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import subprocess
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -121,6 +123,34 @@ def test_of_a_program_that_hangs_nothing_is_left(
     assert not looking.is_alive()
     pid = int(noted.read_text())
     wait_for(lambda: state(pid) in ("", "Z"), PATIENCE, "the end of what it has started")
+
+
+def test_a_signal_that_comes_while_the_program_starts_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal is an error in the main thread, at any line of it."""
+    started: list[int] = []
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    class Slow(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(self.pid)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            program(tmp_path, "sleep 1000").look()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    wait_for(lambda: state(started[0]) in ("", "Z"), PATIENCE, "the end of the program")
 
 
 def test_a_list_counts_when_it_has_been_the_same_twice(
