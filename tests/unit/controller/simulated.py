@@ -358,10 +358,11 @@ class Cluster:
         run = [pod for pod in self.pods.values() if pod.runs and pod.attempt == attempt]
         taken = [pod for pod in run if pod.uid in doomed]
         least = self.job["spec"]["minReplicas"]
-        waits = any(pod.gates for pod in self.pods.values() if pod.index < least)
-        if len(run) < least and waits and self.job["spec"].get("scheduling"):
+        launched = plan.status["memory"]["launch"][0]
+        waits = any(pod.gates for pod in self.pods.values() if pod.index < launched)
+        if len(run) < launched and waits and self.job["spec"].get("scheduling"):
             # They train nothing, and hold quota that the minimum waits for.
-            taken = [pod for pod in taken if pod.index < least]
+            taken = [pod for pod in taken if pod.index < launched]
         assert not taken or len(run) - len(taken) >= least, "below min by our own hand"
 
     @property
