@@ -7,15 +7,14 @@ import asyncio
 from elastic_runtime.config import Endpoint
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from elastic_runtime.rendezvous.stores.embedded.event_loop import Loop
-from elastic_runtime.system.listening import listen
 from tests import processes
+from tests.etcd_server import free_port
 
 PATIENCE = 60.0
 
 
 def test_a_closed_store_leaves_nothing_on_the_loop() -> None:
-    with listen("127.0.0.1") as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     loop = Loop()
     try:
         store = EmbeddedStore(
