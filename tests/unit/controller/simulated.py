@@ -358,7 +358,7 @@ class Cluster:
         run = [pod for pod in self.pods.values() if pod.runs and pod.attempt == attempt]
         taken = [pod for pod in run if pod.uid in doomed]
         least = self.job["spec"]["minReplicas"]
-        launched = plan.status["memory"]["launch"][0]
+        launched = (plan.status.get("memory") or {}).get("launch", [least])[0]
         waits = any(pod.gates for pod in self.pods.values() if pod.index < launched)
         if len(run) < launched and waits and self.job["spec"].get("scheduling"):
             # They train nothing, and hold quota that the minimum waits for.
