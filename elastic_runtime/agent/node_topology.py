@@ -52,7 +52,7 @@ def with_topology(
         except ValueError as error:
             emit(TopologyUnknown(path, f"has no topology: {error}"))
             return config
-        time.sleep(TOPOLOGY_FILE_INTERVAL)
+        time.sleep(TOPOLOGY_FILE_INTERVAL)  # no event tells of a file in a volume of any kind
 
 
 def _read(path: str) -> tuple[str, ...]:

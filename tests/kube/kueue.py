@@ -69,12 +69,14 @@ class Kueue:
         quota: how many pods may run.
         classes: the priorities by the names of WorkloadPriorityClasses.
         workloads: by the group's name, or ``pod/<uid>`` of a pod alone.
+        history: the names of all that were admitted, in order.
     """
 
     store: Store
     quota: int
     classes: dict[str, int] = field(default_factory=dict)
     workloads: dict[str, Workload] = field(default_factory=dict)
+    history: list[str] = field(default_factory=list)
     _count: int = 0
     _stopped: bool = False
     _unfinished: bool = False
@@ -109,6 +111,11 @@ class Kueue:
         with self.store.changed:
             del self.workloads[f"rival/{name}"]
             self.store.changed.notify_all()
+
+    def was_admitted(self, name: str) -> bool:
+        """Whether a rival has ever had its quota."""
+        with self.store.lock:
+            return f"rival/{name}" in self.history
 
     def is_admitted(self, name: str) -> bool:
         """Whether a rival has its quota."""
@@ -247,14 +254,15 @@ class Kueue:
     def _admit(self) -> None:
         """By priority, then by age; who does not fit may take from those of a lower priority."""
         waiting = [
-            one
-            for one in self.workloads.values()
+            (name, one)
+            for name, one in self.workloads.items()
             if not (one.admitted or one.absent or one.finished or one.evicted)
         ]
-        for work in sorted(waiting, key=lambda one: (-one.priority, one.since)):
+        for name, work in sorted(waiting, key=lambda one: (-one[1].priority, one[1].since)):
             if work.cost <= self._free():
                 self._count += 1
                 work.admitted, self._unfinished = self._count, True
+                self.history.append(name)
             else:
                 self._preempt(work)
 

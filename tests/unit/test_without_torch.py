@@ -27,6 +27,16 @@ MODULES = (
 )
 
 
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
+    )
+
+
 def test_they_are_imported_without_torch() -> None:
     program = f"""
 import importlib, sys
@@ -34,13 +44,7 @@ sys.modules["torch"] = None  # an import of it is an ImportError
 for name in {MODULES!r}:
     importlib.import_module(name)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-        check=False,
-    )
+    done = _run(program)
     assert done.returncode == 0, done.stderr
 
 
@@ -65,13 +69,7 @@ for name in ("ctl.run_commands", "kube.kube_commands", "kube.submit_command"):
 from elastic_runtime.cli.ctl.elasticctl import main
 sys.exit(main(["--help"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-        check=False,
-    )
+    done = _run(program)
     assert done.returncode == 0, done.stderr
     # What cannot be done is not offered.
     assert "\n  submit " in done.stdout and "\n  checkpoint " not in done.stdout

@@ -78,6 +78,21 @@ def nothing_is_left(cluster: FakeCluster, kueue: Kueue) -> None:
     )
 
 
+def begin_with(quota: int, cluster: FakeCluster, kueue: Kueue, queued: Submit) -> None:
+    """A job of four that trains, or whose minimum waits for quota."""
+    kueue.set_quota(quota)
+    queued()
+    wait_until(cluster, "RRRR" if quota == 4 else "gg")
+
+
+def ask_for_something_else(cluster: FakeCluster) -> None:
+    """A user changes what each pod asks for."""
+    resources = {"requests": {"cpu": "500m"}}
+    container = {"name": "elasticjob-worker", "image": "train", "resources": resources}
+    worker = {"template": {"spec": {"containers": [container]}}}
+    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": worker}}})
+
+
 def message(cluster: FakeCluster, kind: str = "Running") -> str:
     return str(cluster.condition("digits", kind).get("message", ""))
 
@@ -183,7 +198,7 @@ def test_a_pod_of_the_minimum_that_fails_keeps_its_place(
 
     cluster.wait_for(lambda: before not in cluster.pods("digits"), "the failed pod is gone")
     wait_until(cluster, "RR")
-    assert not kueue.is_admitted("waits"), "its quota was kept for it"
+    assert not kueue.was_admitted("waits"), "its quota was kept for it"
     assert group in kueue.workloads
 
 
@@ -200,7 +215,7 @@ def test_a_minimum_of_one_keeps_its_place_when_its_pod_is_deleted(
 
     cluster.wait_for(lambda: before not in cluster.pods("digits"), "the pod is gone")
     wait_until(cluster, "R")
-    assert not kueue.is_admitted("waits")
+    assert not kueue.was_admitted("waits")
 
 
 @pytest.mark.parametrize("minimum", [1, 2, 3])
@@ -325,9 +340,7 @@ def test_no_pod_stays_behind_when_the_minimum_is_taken(
 def test_a_suspended_job_keeps_no_quota_and_comes_back(
     cluster: FakeCluster, kueue: Kueue, queued: Submit, quota: int
 ) -> None:
-    kueue.set_quota(quota)
-    queued()
-    wait_until(cluster, "RRRR" if quota == 4 else "gg")
+    begin_with(quota, cluster, kueue, queued)
 
     cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
     nothing_is_left(cluster, kueue)
@@ -343,9 +356,7 @@ def test_a_suspended_job_keeps_no_quota_and_comes_back(
 def test_a_deleted_job_leaves_nothing_behind(
     cluster: FakeCluster, kueue: Kueue, queued: Submit, quota: int
 ) -> None:
-    kueue.set_quota(quota)
-    queued()
-    wait_until(cluster, "RRRR" if quota == 4 else "gg")
+    begin_with(quota, cluster, kueue, queued)
 
     cluster.store.delete(JOB, NAMESPACE, "digits")
 
@@ -411,10 +422,7 @@ def test_a_waiting_job_that_asks_for_less_is_a_new_group(
     wait_until(cluster, "gg")
     before = cluster.wait_for(lambda: next(iter(kueue.workloads), None), "Kueue has seen it")
 
-    resources = {"requests": {"cpu": "500m"}}
-    container = {"name": "elasticjob-worker", "image": "train", "resources": resources}
-    worker = {"template": {"spec": {"containers": [container]}}}
-    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": worker}}})
+    ask_for_something_else(cluster)
     cluster.wait_for(
         lambda: kueue.workloads and before not in kueue.workloads, "Kueue sees other pods"
     )
@@ -428,10 +436,7 @@ def test_a_pod_of_another_shape_joins_no_group(
     """It would wait for ever there; alone it gets its own quota."""
     queued(replicas=2)
     wait_until(cluster, "RR")
-    resources = {"requests": {"cpu": "500m"}}
-    container = {"name": "elasticjob-worker", "image": "train", "resources": resources}
-    worker = {"template": {"spec": {"containers": [container]}}}
-    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": worker}}})
+    ask_for_something_else(cluster)
     before = pod_at(cluster, 1)
 
     cluster.kubelet.finish(NAMESPACE, before, 137)
