@@ -10,7 +10,7 @@ import pytest
 
 from elastic_runtime.controller.decide import manifests, node_topology
 from elastic_runtime.controller.decide.decision import decide
-from elastic_runtime.controller.decide.job_types import NoteTopology
+from elastic_runtime.controller.decide.job_types import DeletePod, NoteTopology
 from elastic_runtime.controller.decide.manifests import settings_mark, template_mark
 from elastic_runtime.controller.decide.node_topology import unknown
 from elastic_runtime.controller.spec.job_spec import JobSpec
@@ -208,3 +208,13 @@ def test_a_right_that_is_lacking_is_one_problem_whatever_pod_shows_it() -> None:
     one, other = (unknown(f'pods "digits-worker-{n}" is forbidden: {because}') for n in (0, 1))
     assert one == other
     assert because in one.message
+
+
+def test_a_pod_that_is_to_go_is_told_nothing() -> None:
+    cluster = running(2, topology=TOPOLOGY)
+    cluster.change(1, topology="")
+    cluster.edit(replicas=1)
+    plan = cluster.decide()
+    uid = cluster.pods["digits-worker-1"].uid
+    assert [one.uid for one in plan.actions if isinstance(one, DeletePod)] == [uid]
+    assert not any(isinstance(one, NoteTopology) for one in plan.actions)

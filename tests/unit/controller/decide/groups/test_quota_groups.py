@@ -14,6 +14,7 @@ from elastic_runtime.controller.decide.job_types import (
     RUNNING,
     SUCCEEDED,
     CreatePod,
+    DeletePod,
     PatchPod,
     PodView,
 )
@@ -378,3 +379,70 @@ def test_pods_are_created_under_names_that_never_were() -> None:
         ]
         assert not before & set(names)
     assert len(cluster.manifests) == len(before) + 1
+
+
+def test_pods_of_a_group_say_that_they_are_of_one_shape() -> None:
+    cluster = queued()
+    roles = [
+        cluster.manifests[cluster._at(index).name]["metadata"]["annotations"].get(
+            "kueue.x-k8s.io/role-hash"
+        )
+        for index in range(3)
+    ]
+    assert roles == [group(cluster, 0).split("-")[1]] * 2 + [None]
+
+
+def test_whose_place_is_kept_comes_back_to_it_whoever_else_is_alone() -> None:
+    cluster = queued(2)
+    before = group(cluster, 1)
+    cluster.change(0, deleting=True, phase=SUCCEEDED, exit_code=0, ready=False)
+    cluster.settle()
+    assert group(cluster, 0) == "", "Kueue counts the one that succeeded"
+    cluster.end(1, 137)
+    cluster.settle()
+    assert group(cluster, 1) == before
+
+
+def test_a_pod_that_was_deleted_by_force_is_gone_before_its_successor_comes() -> None:
+    cluster = queued(2)
+    cluster.change(0, deleting=True, forced=True)
+    plan = cluster.decide()
+    assert [one.uid for one in plan.actions if isinstance(one, PatchPod)] == [cluster._at(0).uid]
+    assert not any(isinstance(one, CreatePod) for one in plan.actions), "it counts until then"
+
+
+def test_no_pod_is_deleted_for_two_reasons_at_once() -> None:
+    cluster = queued(3)
+    cluster.take_quota(2)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    cluster.take_quota(0)
+    cluster.settle()
+    cluster.vanish()
+    cluster.step()
+    for index in (0, 1):
+        cluster.change(index, created_at=cluster.now)
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0]["image"] = "img:2"
+    cluster.edit()
+    cluster.step()  # has the template checked
+    cluster.now += 11
+    doomed = [one.uid for one in cluster.decide().actions if isinstance(one, DeletePod)]
+    assert cluster._at(2).uid in doomed
+    assert len(doomed) == len(set(doomed)) == 3
+
+
+def test_a_rollout_does_not_wait_for_who_waits_for_quota() -> None:
+    cluster = queued(3, low=1, rollout="Rolling")
+    cluster.take_quota(2)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
+    cluster.now += 40
+    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
+    worker["template"]["spec"]["containers"][0]["image"] = "img:2"
+    cluster.edit()
+    cluster.settle()
+    assert cluster._at(2).gates
+    assert "Rolling" in cluster.reasons()
