@@ -129,6 +129,8 @@ LOSSES = {
 }
 # They have several acts, begin when all is well, and end with as many nodes as before.
 PLAYS = {Kind.SLOW, Kind.SILENT_THEN_LEFT, Kind.SILENT_THEN_KILLED, Kind.SPARE_THEN_LEFT}
+# Those after which only the first node is what it was: all others are new, and know nothing yet.
+RENEWALS = PLAYS - {Kind.SLOW}
 KINDS = tuple(_WEIGHTS)  # in an order: ids of tests are made of it
 
 
@@ -171,6 +173,8 @@ class _Job:
     def take(self, kind: Kind, draw: random.Random) -> None:
         """This has happened."""
         self.holders -= kind in LOSSES
+        if kind in RENEWALS:
+            self.holders = 1
         self.running += (kind is Kind.JOIN) - (kind in LEAVES | AWAY)
         if kind in CURES:
             self.ills[CURES[kind]] = draw.randint(1, 3) + 1

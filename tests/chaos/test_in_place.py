@@ -142,5 +142,20 @@ def test_a_plan_keeps_the_job_alive(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_a_plan_never_takes_the_last_rank_that_has_the_state(seed: int) -> None:
+    running = holders = 4
+    for fault in plan.faults(seed, 400, 4):
+        if fault.pace is plan.Pace.CALM:
+            holders = running  # a limit is left out: it makes them fewer, never the only one
+        if fault.kind in plan.LOSSES:
+            assert holders > 1, fault
+            holders -= 1
+        running += fault.kind in (plan.Kind.JOIN, plan.Kind.RESUME)
+        running -= fault.kind in plan.LEAVES | plan.AWAY
+        if fault.kind in plan.RENEWALS:
+            holders = 1
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_sixty_faults_are_of_all_kinds(seed: int) -> None:
     assert {fault.kind for fault in plan.faults(seed, 60, 4)} == set(plan.Kind)
