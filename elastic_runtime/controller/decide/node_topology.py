@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.controller.decide.job_types import DeletePod, NoteTopology, Problem
+from elastic_runtime.controller.decide.job_types import NoteTopology, Problem
 from elastic_runtime.controller.spec.job_spec import API_GROUP
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def fill_in(context: PlanContext) -> None:
     if not labels:
         return
     context.problems.extend(context.observed.asides)
-    doomed = {action.uid for action in context.actions if isinstance(action, DeletePod)}
+    doomed = context.doomed
     for pod in context.pods:
         stays = not pod.ended and not pod.deleting and pod.uid not in doomed
         if pod.node and pod.topology == "" and stays:

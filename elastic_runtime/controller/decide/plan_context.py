@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.clock import NEVER
 from elastic_runtime.controller.decide import manifests
-from elastic_runtime.controller.decide.job_types import RUNNING, CheckPod, JobPlan
+from elastic_runtime.controller.decide.job_types import RUNNING, CheckPod, DeletePod, JobPlan
 from elastic_runtime.controller.decide.pod_failures import (
     CANNOT_START,
     POD_FAILED,
@@ -57,6 +57,11 @@ class PlanContext:
     actions: list[Action] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     wake: float = NEVER
+
+    @property
+    def doomed(self) -> set[str]:
+        """The uids of the pods that are to be deleted, so far."""
+        return {action.uid for action in self.actions if isinstance(action, DeletePod)}
 
     def wake_at(self, moment: float) -> None:
         """Asks for another decision at this moment, if that is ahead."""

@@ -232,7 +232,7 @@ def scale_down(context: PlanContext) -> None:
     below = sum(pod.runs for pod in context.pods if pod.index < context.wanted)
     needed = max(context.least - below, 0)
     held = {pod.uid for pod in [pod for pod in surplus if pod.runs][:needed]}
-    doomed = {action.uid for action in context.actions if isinstance(action, DeletePod)}
+    doomed = context.doomed
     for pod in idle_surplus(context):
         if pod not in surplus and pod.uid not in doomed:
             why = "the minimum has lost its quota, and needs that of this pod"

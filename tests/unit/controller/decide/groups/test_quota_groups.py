@@ -18,6 +18,7 @@ from elastic_runtime.controller.decide.job_types import (
     PatchPod,
     PodView,
 )
+from tests.unit.controller.decide.rollouts import change_template
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster
 
@@ -33,6 +34,14 @@ def queued(replicas: int = 3, low: int = 2, admitted: bool = True, **spec: Any) 
         cluster.run()
         cluster.settle()
     return cluster
+
+
+def lose_quota(cluster: Cluster, left: int) -> None:
+    """Others take quota, and the pods that had it have gone."""
+    cluster.take_quota(left)
+    cluster.settle()
+    cluster.vanish()
+    cluster.settle()
 
 
 def labels(cluster: Cluster, index: int) -> Any:
@@ -170,10 +179,7 @@ def test_a_minimum_that_leaves_one_after_the_other_comes_back_as_one() -> None:
 
 def test_pods_beyond_a_minimum_that_has_lost_its_quota_give_theirs_back() -> None:
     cluster = queued(3)
-    cluster.take_quota(0)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    lose_quota(cluster, 0)
     cluster.vanish()
     cluster.settle()
     assert cluster.indices == [0, 1], "one that trains nothing keeps what the minimum waits for"
@@ -203,10 +209,7 @@ def test_who_has_outlived_a_fault_is_not_taken_while_its_peers_come_back() -> No
 
 def test_enough_pods_beyond_a_minimum_that_has_lost_its_quota_train_on() -> None:
     cluster = queued(4)
-    cluster.take_quota(0)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    lose_quota(cluster, 0)
     assert cluster.indices == [0, 1, 2, 3]
     assert cluster.holds("Running")
 
@@ -214,9 +217,7 @@ def test_enough_pods_beyond_a_minimum_that_has_lost_its_quota_train_on() -> None
 def test_an_image_is_no_shape() -> None:
     cluster = queued()
     before = group(cluster, 1)
-    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
-    worker["template"]["spec"]["containers"][0]["image"] = "img:2"
-    cluster.edit()
+    change_template(cluster)
     cluster.settle()
     cluster.end(1, 137)
     cluster.settle()
@@ -285,10 +286,7 @@ def test_what_is_left_of_a_job_that_has_ended_keeps_no_quota(code: int) -> None:
 
 def test_who_waits_for_quota_is_told_and_is_no_restart() -> None:
     cluster = queued()
-    cluster.take_quota(2)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    lose_quota(cluster, 2)
     assert cluster.holds("Running")
     assert not cluster.holds("Restarting")
     text = "2 of 3 pods run; 1 pod waits for quota of the queue 'team' (kubectl get workloads)"
@@ -315,10 +313,7 @@ def test_another_gate_is_named() -> None:
 
 def test_a_minimum_that_waits_again_is_a_restart() -> None:
     cluster = queued()
-    cluster.take_quota(0)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    lose_quota(cluster, 0)
     assert cluster.condition("Running")["reason"] == "WaitingForQuota"
     assert cluster.holds("Restarting")
 
@@ -413,19 +408,14 @@ def test_a_pod_that_was_deleted_by_force_is_gone_before_its_successor_comes() ->
 
 def test_no_pod_is_deleted_for_two_reasons_at_once() -> None:
     cluster = queued(3)
-    cluster.take_quota(2)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    lose_quota(cluster, 2)
     cluster.take_quota(0)
     cluster.settle()
     cluster.vanish()
     cluster.step()
     for index in (0, 1):
         cluster.change(index, created_at=cluster.now)
-    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
-    worker["template"]["spec"]["containers"][0]["image"] = "img:2"
-    cluster.edit()
+    change_template(cluster)
     cluster.step()  # has the template checked
     cluster.now += 11
     doomed = [one.uid for one in cluster.decide().actions if isinstance(one, DeletePod)]
@@ -435,14 +425,9 @@ def test_no_pod_is_deleted_for_two_reasons_at_once() -> None:
 
 def test_a_rollout_does_not_wait_for_who_waits_for_quota() -> None:
     cluster = queued(3, low=1, rollout="Rolling")
-    cluster.take_quota(2)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    lose_quota(cluster, 2)
     cluster.now += 40
-    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
-    worker["template"]["spec"]["containers"][0]["image"] = "img:2"
-    cluster.edit()
+    change_template(cluster)
     cluster.settle()
     assert cluster._at(2).gates
     assert "Rolling" in cluster.reasons()
