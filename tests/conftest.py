@@ -22,7 +22,7 @@ from tests.etcd_server import (
     why_no_docker,
 )
 
-pytest_plugins = ["tests.lanes"]
+pytest_plugins = ["tests.lanes.plugin"]
 
 # No test is about how long anything takes: machines are busy with other things, too.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -84,7 +84,6 @@ def committed(notes: list[dict[str, Any]]) -> list[tuple[int, list[int]]]:
     return steps
 
 
-@pytest.mark.slow("several faults in a row")
 def test_no_sample_of_a_committed_step_is_missing_or_repeated(tmp_path: Path, mark: str) -> None:
     seed = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"CHAOS_SEED={seed}")  # shown when the test fails; set it to draw the same faults again

@@ -50,7 +50,6 @@ def test_an_agent_is_killed(tmp_path: Path, endpoint: str) -> None:
         assert cluster.exit_codes() == {EXIT_DONE, -9}
 
 
-@pytest.mark.slow("two starts, one after the other")
 def test_a_node_joins(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 2), options=_QUICK) as cluster:
         cluster.start()
@@ -86,7 +85,6 @@ def test_a_node_falls_silent(tmp_path: Path, endpoint: str) -> None:
         cluster.finish()
 
 
-@pytest.mark.slow("the 20 seconds")
 def test_etcd_is_away_for_20_seconds(tmp_path: Path, new_etcd: NewEtcd) -> None:
     server = new_etcd()
     endpoint = f"etcd://{server.endpoint}"

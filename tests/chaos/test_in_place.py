@@ -45,7 +45,15 @@ _MEASURED = 40
 _ROOM = Size(memory=24 << 10, descriptors=12, threads=8)
 
 
-@pytest.mark.slow("many faults in a row")
+@pytest.mark.golden("in place on etcd: workers and nodes die, leave and join, and no step is lost")
+def test_the_common_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
+    with InPlaceCluster(tmp_path, new_etcd(), save_every=_SAVE_EVERY) as cluster:
+        cluster.start(3)
+        for kind in (plan.Kind.KILL_WORKER, plan.Kind.KILL_NODE, plan.Kind.JOIN, plan.Kind.ASK):
+            cluster.strike(plan.Fault(kind, plan.Target.LAST, plan.Pace.CALM))
+        cluster.finish()
+
+
 @pytest.mark.timeout(60 + 15 * _COUNT)
 def test_random_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
     seed = int(os.environ.get("ELASTIC_CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

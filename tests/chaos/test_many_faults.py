@@ -26,7 +26,6 @@ _FAULTS = int(os.environ.get("CHAOS_FAULTS", "10"))
 _MOST = 3
 
 
-@pytest.mark.slow("many faults in a row")
 @pytest.mark.timeout(60 + 20 * _FAULTS)
 def test_many_faults_in_a_row(tmp_path: Path, etcd: EtcdServer) -> None:
     seed = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1 << 32)))

@@ -184,7 +184,6 @@ def drawn_seed() -> int:
     return seed
 
 
-@pytest.mark.slow("several faults in a row")
 @pytest.mark.parametrize("loaders", [0, 1])
 def test_in_place_each_sample_counts_once(tmp_path: Path, mark: str, loaders: int) -> None:
     seed = drawn_seed()
@@ -209,7 +208,6 @@ def test_in_place_each_sample_counts_once(tmp_path: Path, mark: str, loaders: in
     assert len({note["world"] for note in notes}) > 1
 
 
-@pytest.mark.slow("several restarts in a row")
 @pytest.mark.parametrize("loaders", [0, 1])
 def test_with_restarts_each_sample_counts_once(tmp_path: Path, mark: str, loaders: int) -> None:
     seed = drawn_seed()

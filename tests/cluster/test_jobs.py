@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(600),
-    pytest.mark.slow("pods are real containers that start, end and are replaced"),
     # Somebody's kubeconfig may say insecure-skip-tls-verify.
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
 ]

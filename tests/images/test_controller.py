@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(1800),
-    pytest.mark.slow("the first test builds the images"),
 ]
 
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")

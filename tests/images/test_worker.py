@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(1800),
-    pytest.mark.slow("the first test builds the images"),
 ]
 
 DIGITS = ("-m", "elastic_runtime.examples.digits")

@@ -31,9 +31,6 @@ print("through", flush=True)
 """
 
 
-_TWO = pytest.param("2", marks=pytest.mark.slow("the same for several nodes"))
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts ``elastic-run`` with these arguments and this standard error."""
@@ -80,7 +77,7 @@ def full_pipe() -> Iterator[int]:
     os.close(writing)
 
 
-@pytest.mark.parametrize("nodes", ["1", _TWO])
+@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_job_ends_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
@@ -89,7 +86,7 @@ def test_a_job_ends_whose_standard_error_is_stuck(
     assert (tmp_path / "stdout").read_bytes().count(b"through") == int(nodes)
 
 
-@pytest.mark.parametrize("nodes", ["1", _TWO])
+@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_job_leaves_on_request_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
@@ -137,7 +134,7 @@ def test_last_words_are_there_and_come_last(start: Start, tmp_path: Path) -> Non
 _CLOSED = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
 
 
-@pytest.mark.parametrize("nodes", ["1", _TWO])
+@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_job_that_is_started_without_standard_streams(
     start: Start, tmp_path: Path, nodes: str
 ) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.conftest import NewEtcd
     from tests.etcd_server import EtcdServer
 
-pytestmark = [pytest.mark.etcd, pytest.mark.slow("more nodes than other tests have")]
+pytestmark = [pytest.mark.etcd]
 
 PATIENCE = 120.0
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("a job with several faults and a slow replacement")
 
 PATIENCE = 90.0
 # Trains up to the step that the file says, and saves each 30th.

@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import processes
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("a job with each kind of fault")
 
 _PATIENCE = 120.0
 _LOCAL = "127.0.0.1"

@@ -77,7 +77,6 @@ def test_ctrl_c_ends_a_start_also_while_torch_is_loaded(
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-@pytest.mark.slow("two nodes, of which one is slow")
 def test_a_node_that_boots_after_the_end_does_not_begin_anew(start: Start, tmp_path: Path) -> None:
     log = tmp_path / "log"
     (tmp_path / "train.py").write_text(

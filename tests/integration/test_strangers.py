@@ -34,7 +34,6 @@ from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unus
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("a job of each kind, all of whose ports are tried")
 
 _LOCAL = "127.0.0.1"
 _PATIENCE = 60.0

@@ -134,7 +134,6 @@ def agents_on(tmp_path: Path) -> Iterator[Callable[[str, str], Agents]]:
 MakeAgents = Callable[[str, str], Agents]
 
 
-@pytest.mark.slow("torchrun waits for the lease of a lost node")
 @pytest.mark.etcd
 def test_a_lost_node_and_a_new_one_are_noticed(agents_on: MakeAgents, etcd: EtcdServer) -> None:
     agents = agents_on("etcd-v3", etcd.endpoint)
@@ -159,7 +158,6 @@ def test_a_lost_node_and_a_new_one_are_noticed(agents_on: MakeAgents, etcd: Etcd
     assert agents.ends("d") != 0
 
 
-@pytest.mark.slow("two agents of torchrun")
 def test_a_node_that_gives_up_ends_the_job_for_all(agents_on: MakeAgents) -> None:
     agents = agents_on("elastic-c10d", f"127.0.0.1:{free_port()}")
     agents.start("a", nodes="2")

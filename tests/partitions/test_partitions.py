@@ -45,7 +45,6 @@ def _costs_nothing(figures: Figures) -> bool:
     return (figures.failures, figures.fruitless) == (0, 0)
 
 
-@pytest.mark.slow("a cut of each kind")
 @pytest.mark.timeout(120 + _COUNT * (60 + max(_SECONDS)))
 def test_cuts_in_a_row(tmp_path: Path) -> None:
     seed = int(os.environ.get("ELASTIC_PARTITIONS_SEED", random.SystemRandom().randrange(1 << 32)))
@@ -68,7 +67,6 @@ def test_cuts_in_a_row(tmp_path: Path) -> None:
         job.finish()
 
 
-@pytest.mark.slow("three cuts, each of some seconds")
 def test_a_plain_script_loses_no_step_to_a_cut(tmp_path: Path) -> None:
     names = ["n0", "n1"]
     with Network(names, tmp_path) as net, PlainJob(tmp_path, net) as job:

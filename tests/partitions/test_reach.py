@@ -23,7 +23,6 @@ def _possible() -> None:
         pytest.skip(reason)
 
 
-@pytest.mark.slow("a cut of twelve seconds")
 def test_others_go_on_without_a_node_that_is_cut_off_and_take_it_back(tmp_path: Path) -> None:
     names = ["n0", "n1", "n2"]
     with Network(names, tmp_path) as net, InPlaceJob(tmp_path, net, hang=6.0) as job:

@@ -1,50 +1,351 @@
-"""What a person sees of a test run while it goes on, and which process runs what."""
+"""What the gate runs, what a person sees of it, and which failures it excuses."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lanes import TESTS, further_cases, next_piece, processor_time
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lanes import changes, flaky, seconds
+from tests.lanes.passed import Passed, begin, note, read
+from tests.lanes.pieces import next_piece
+from tests.lanes.second_try import MOST, outcomes, why_not
+from tests.lanes.seconds import Seconds
+from tests.lanes.share import SLOT_S, choose, deal
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+    Run = Callable[..., subprocess.CompletedProcess[str]]
+
+DAY = 24 * 3600
+NOW = 1_764_000_000  # in November 2025
+
+
+# ------------------------------------------------------------------ what a change has to pass
+
+_PIECES = st.dictionaries(st.text("abcdef", min_size=1), st.floats(0.1, 300), min_size=1)
+
+
+@given(_PIECES)
+def test_every_piece_is_in_one_share_and_no_share_is_too_large(pieces: dict[str, float]) -> None:
+    shares = deal(pieces, 200)
+    assert sorted(piece for share in shares for piece in share) == sorted(pieces)
+    for share in shares:
+        assert len(share) == 1 or sum(pieces[piece] for piece in share) <= 200
+
+
+@given(_PIECES, st.sets(st.text("abcdef", min_size=1)), st.integers(1, 40))
+def test_landings_at_equal_distances_run_everything(
+    pieces: dict[str, float], touched: set[str], distance: int
+) -> None:
+    shares = choose(pieces, [], NOW).shares
+    if distance % shares:
+        landings = [NOW + number * distance * SLOT_S for number in range(shares)]
+        chosen = [choose(pieces, [touched], time).chosen for time in landings]
+        assert {piece for share in chosen for piece in share} == pieces.keys()
+
+
+def test_what_is_touched_gets_at_most_half_and_the_closest_first() -> None:
+    pieces = {f"p{number}": 10.0 for number in range(50)}
+    close, far = {"p3", "p4"}, {f"p{number}" for number in range(20, 40)}
+    share = choose(pieces, [close, far], NOW, budget=100)
+    assert len(share.touched) == 5 and close < {*share.touched}
+    assert len(share.chosen) == len({*share.chosen}) == 10
+    assert {*share.chosen} | {*share.left_out} == pieces.keys()
+    assert choose(pieces, [close, far], NOW + 1, budget=100) == share
+    later = choose(pieces, [close, far], NOW + SLOT_S, budget=100)
+    assert {*later.touched} & far != {*share.touched} & far, "another part of what does not fit"
+
+
+def test_what_the_touched_leave_goes_to_the_turn() -> None:
+    pieces = {f"p{number}": 10.0 for number in range(50)}
+    assert len(choose(pieces, [], NOW, budget=100).turn) == 10
+
+
+def test_a_piece_larger_than_a_share_runs_when_its_turn_comes() -> None:
+    pieces = {"large": 500.0, **{f"p{number}": 10.0 for number in range(20)}}
+    shares = choose(pieces, [], NOW, budget=100).shares
+    turns = [choose(pieces, [], NOW + n * SLOT_S, budget=100).turn for n in range(shares)]
+    assert sum("large" in turn for turn in turns) == 1
+
+
+def test_what_a_change_touches() -> None:
+    itself, imports, exercises = changes.touched(
+        [
+            "tests/integration/test_ctl.py",
+            "tests/slurm_cluster.py",
+            "tests/integration/lightning/scripts/any.py",
+            "elastic_runtime/cli/hosts/host_plan.py",
+        ]
+    )
+    assert {"tests/integration/test_ctl.py", "tests/integration/lightning/test_fabric.py"} < itself
+    assert "tests/integration/slurm/test_allocations.py" in imports
+    assert "tests/unit/cli/hosts/test_host_plan.py" in imports
+    assert exercises == {"tests/integration/hosts/test_hosts.py"}
+
+
+def test_each_folder_of_jobs_says_what_it_exercises() -> None:
+    folders = {str(Path(file).parent) for file in changes.test_files()}
+    jobs = {folder for folder in folders if not folder.startswith(("tests/unit", "tests/model"))}
+    assert jobs == changes.EXERCISES.keys()
+    for path in {path for paths in changes.EXERCISES.values() for path in paths}:
+        assert (changes.ROOT / path).exists(), path
+
+
+# ------------------------------------------------------------------ the table
+
+
+def test_the_table_is_what_was_written() -> None:
+    tests = [
+        Passed("tests/unit/a/test_x.py::test_one", 1.5, quick=True),
+        Passed("tests/unit/a/test_y.py::test_two[a::b]", 2.0, quick=False),
+        Passed("tests/chaos/test_z.py::test_three", 4.0, quick=False),
+    ]
+    rows = seconds.by_row(tests, {"torch 2.15": Seconds(0, 9), "tests/gone.py": Seconds(1, 1)})
+    assert rows == {
+        "tests/chaos/test_z.py": (0, 4),
+        "tests/unit/a": (1.5, 2),
+        "torch 2.15": (0, 9),
+    }
+    assert seconds.read(seconds.written(rows)) == rows
+
+
+def test_what_is_new_counts_and_what_is_gone_does_not() -> None:
+    table = {
+        "tests/chaos/test_gone.py": Seconds(0, 5),
+        "tests/cluster/test_c.py": Seconds(0, 3),
+        "tests/images/test_i.py": Seconds(0, 4),
+        "tests/integration/test_golden.py": Seconds(8, 0),
+        "tests/unit/a": Seconds(7, 0.5),
+        "torch 2.15": Seconds(0, 9),
+    }
+    files = [
+        *("tests/cluster/test_c.py", "tests/images/test_i.py", "tests/integration/test_golden.py"),
+        *("tests/unit/a/test_a.py", "tests/unit/b/test_new.py", "tests/integration/test_new.py"),
+    ]
+    assert seconds.rest_of(table, files) == {
+        "tests/images": 7,  # they share the images
+        "tests/integration/test_new.py": seconds.NEW_S,
+        "tests/unit/a": 0.5,
+        "torch 2.15": 9,
+    }
+    for test in ("tests/cluster/test_c.py::test_x", "tests/unit/a/test_a.py::test_x[1.py]"):
+        assert seconds.piece_of(test) in ("tests/images", "tests/unit/a")
+
+
+def test_the_tracked_table_can_be_read() -> None:
+    assert seconds.rest_of(seconds.read(seconds.TABLE.read_text()), changes.test_files())
+
+
+# ------------------------------------------------------------------ what had passed before
+
+
+def test_what_has_passed_is_read_up_to_where_a_run_began(tmp_path: Path) -> None:
+    file, one, two = tmp_path / "passed", Passed("t::one", 1.0, True), Passed("t::two", 2.0, False)
+    assert begin(file, "abc", resume=True) == 0
+    note(file, one)
+    size = begin(file, "abc", resume=True)
+    note(file, two)
+    assert read(file, size) == [one], "each process of a run skips the same"
+    assert read(file, begin(file, "abc", resume=True)) == [one, two]
+    with file.open("a") as lines:
+        lines.write('["t::thr')
+    assert read(file, begin(file, "abc", resume=True)) == [one, two]
+    assert read(file, begin(file, "other", resume=True)) == []
+    assert read(file, begin(file, "other", resume=False)) == []
+
+
+# ------------------------------------------------------------------ tests that fail by chance
+
+
+def test_the_page_of_flaky_tests_can_be_read() -> None:
+    assert flaky.overdue(flaky.read(flaky.PAGE.read_text()), 0) == []
+    row = "| `tests/a.py::test_a[x]` | 2025-11-20 | a port that others took \\| or not |\n"
+    [read] = flaky.read("| test | first seen | what is known |\n|---|---|---|\n" + row)
+    assert (read.test, read.seen.day) == ("tests/a.py::test_a[x]", 20)
+    with pytest.raises(ValueError, match="20 Nov"):
+        flaky.read(row.replace("2025-11-20", "20 Nov"))
+
+
+def test_a_list_that_is_old_or_long_is_told() -> None:
+    row = flaky.read("| `a` | 2025-11-20 | nothing |")[0]
+    time = int(row.seen.timestamp())
+    assert flaky.overdue([row] * 5, time + 14 * DAY) == []
+    assert "since 2025-11-20" in flaky.overdue([row], time + 15 * DAY)[0]
+    assert "6 tests" in flaky.overdue([row] * 6, time)[0]
+
+
+def _line(test: str, outcome: str, text: str = "", *, ended: bool = False) -> str:
+    return json.dumps({"test": test, "outcome": outcome, "ended": ended, "text": text})
+
+
+def test_what_is_not_tried_again() -> None:
+    parts = [_line("a", "passed"), _line("a", "failed", "why"), _line("a", "passed")]
+    failed = outcomes("\n".join(parts))
+    assert (failed["a"].passed, failed["a"].failed, failed["a"].text) == (False, True, "why")
+    assert why_not(failed) == ""
+    hung = outcomes(_line("b", "failed", ended=True))
+    assert "hung" in why_not({**failed, **hung})
+    assert "no chance" in why_not({str(n): failed["a"] for n in range(MOST + 1)})
+    assert why_not({}), "a run can fail without a test that did"
+    assert not outcomes(_line("c", "skipped"))["c"].passed
+
+
+# ------------------------------------------------------------------ whole runs
 
 _A_RUN = """
-import pytest
+import os, pathlib, pytest, time
+
+AGAIN = pathlib.Path(__file__).with_name("again")
 
 @pytest.fixture
 def broken():
     raise KeyError("no such thing")
 
 def test_holds(): pass
-def test_fails(): assert False, "first line\\nsecond line"
+def test_fails(): assert "good" in os.environ, "first line\\nsecond line"
 def test_cannot_begin(broken): pass
-def test_holds_as_well(): pass
+def test_by_chance():
+    again = AGAIN.exists()
+    AGAIN.write_text("")
+    assert again, "once"
+@pytest.mark.timeout(1)
+def test_hangs(): time.sleep(60)
+@pytest.mark.slow("in this test")
+def test_slow(): pass
+"""
+_SCRIPT = 'exec "$PYTHON" -m pytest -p tests.lanes.plugin -p no:cacheprovider "$@"\n'
+_INI = """
+[pytest]
+testpaths = tests
+timeout_method = thread
+markers = slow(why): in this test
 """
 
 
-def test_a_failed_test_is_named_when_it_fails(tmp_path: Path) -> None:
-    folder = tmp_path / "tests" / "unit"
-    folder.mkdir(parents=True)
-    (folder / "test_some.py").write_text(_A_RUN)
-    options = ("-p", "tests.lanes", "-p", "no:cacheprovider", "-n", "0", "--rootdir", tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, folder],
-        cwd=TESTS.parent,
-        env={**os.environ, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a module of a small project that has our lanes; returns how it went."""
+    shutil.copytree(Path(changes.__file__).parent, tmp_path / "tests" / "lanes")
+    (tmp_path / "tests" / "unit").mkdir()
+    for name in ("__init__.py", "FLAKY.md"):
+        (tmp_path / "tests" / name).write_text("")
+    (tmp_path / "tests" / "lanes" / "seconds.txt").write_text("0 9  torch 2.15\n")
+    (tmp_path / "tests" / "unit" / "test_some.py").write_text(_A_RUN)
+    (tmp_path / "pytest.ini").write_text(_INI)
+    (tmp_path / ".gitignore").write_text(".*\n__pycache__\nagain\no\n!/.gitignore\n")
+    script = tmp_path / "scripts" / "test"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n" + _SCRIPT)
+    script.chmod(0o755)
+    environ = {
+        **os.environ,
+        "PYTEST_ADDOPTS": "",
+        "PYTHON": sys.executable,
+        **{
+            f"GIT_{who}_{what}": "x"
+            for who in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        },
+    }
+
+    def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+
+    for words in ("init -q", "add .", "commit -q -m all"):
+        assert run("git", *words.split()).returncode == 0
+    return run
+
+
+def test_a_failed_test_is_named_when_it_fails(run: Run) -> None:
+    done = run("scripts/test", "-n", "0", "-k", "fails or begin or holds")
     while_it_runs = done.stdout.split("= ERRORS =")[0].splitlines()
     named = [line for line in while_it_runs if line.startswith("tests/unit/test_some.py::")]
     assert named == [
         "tests/unit/test_some.py::test_fails failed: AssertionError: first line",
         "tests/unit/test_some.py::test_cannot_begin failed in its setup: KeyError: 'no such thing'",
     ]
+
+
+def test_who_passes_alone_is_excused_and_kept(run: Run, tmp_path: Path) -> None:
+    assert run("scripts/test", "-n", "2", "-k", "chance", "--outcomes", "o").returncode == 1
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 0, done.stdout
+    assert "flaky: tests/unit/test_some.py::test_by_chance (add it" in done.stdout
+    [kept] = (tmp_path / ".flaky").iterdir()
+    assert "AssertionError: once" in kept.read_text()
+
+
+def test_who_fails_again_is_not_excused(run: Run) -> None:
+    assert (
+        run("scripts/test", "-n", "2", "-k", "fails or chance", "--outcomes", "o").returncode == 1
+    )
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 1
+    assert "flaky: tests/unit/test_some.py::test_by_chance" in done.stdout
+    assert "flaky: tests/unit/test_some.py::test_fails" not in done.stdout
+
+
+@pytest.mark.parametrize("method", ["thread", "signal"])
+def test_who_hung_is_not_tried_again(run: Run, method: str) -> None:
+    options = ("--timeout-method", method, "--outcomes", "o")
+    run("scripts/test", "-n", "1", "-k", "hangs", *options)
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 1
+    assert "hung" in done.stdout and "test_hangs" in done.stdout
+
+
+def test_a_run_of_everything_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+    everything = ("scripts/test", "--all", "-n", "2", "-k", "holds or slow or fails")
+    done = run(*everything)
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    table = (tmp_path / "tests" / "lanes" / "seconds.txt").read_text()
+    assert "  tests/unit\n" in table and "  torch 2.15\n" in table
+    done = run(*everything, "--resume", good="yes")
+    assert "1 passed" in done.stdout, done.stdout
+    assert "no tests ran" in run(*everything, "--resume").stdout
+    assert "3 passed" in run(*everything, good="yes").stdout
+    (tmp_path / "scripts" / "more").write_text("")
+    done = run(*everything, "--resume")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "scripts/more; leave out --resume, or commit" in done.stderr
+    assert "name both" in run("scripts/test", "--resume").stderr
+
+
+def test_a_run_of_everything_looks_at_the_flaky(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tests" / "FLAKY.md").write_text("| `tests/x` | 2001-01-01 | nothing |\n")
+    done = run("scripts/test", "--all", "-n", "0", "-k", "holds")
+    assert done.returncode == 1 and "tests/FLAKY.md: tests/x has been here" in done.stdout
+    assert run("scripts/test", "-n", "0", "-k", "holds").returncode == 0
+
+
+def test_the_quick_lane_leaves_out_what_is_slow_unless_it_is_asked_for(
+    run: Run, tmp_path: Path
+) -> None:
+    assert "1 passed" in run("scripts/test", "-n", "0", "-k", "holds or slow").stdout
+    (tmp_path / "also").write_text("tests/unit\ntorch 2.15\n")
+    done = run("scripts/test", "-n", "0", "--also", "also", "-k", "holds or slow")
+    assert "2 passed" in done.stdout
+    assert "1 passed" in run("scripts/test", "-n", "0", "tests/unit", "-k", "slow").stdout
+
+
+# ------------------------------------------------------------------ in which process
 
 
 def test_half_of_the_processes_rounded_up_run_jobs_of_several_nodes() -> None:
@@ -55,52 +356,3 @@ def test_half_of_the_processes_rounded_up_run_jobs_of_several_nodes() -> None:
     assert next_piece([heavy, light], 2, 3) == light
     assert next_piece([heavy, heavy], 2, 4) == heavy, "nobody waits while there is work"
     assert next_piece([light, heavy], 0, 4) == light, "in order else"
-
-
-class Report:
-    """What a part of a test has used, as far as the summary looks at it."""
-
-    def __init__(self, nodeid: str, used: str) -> None:
-        self.nodeid, self.user_properties = nodeid, [("other", 7), ("processor_s", used)]
-
-
-def test_what_the_parts_of_tests_have_used_is_added_up() -> None:
-    parts = [("t/a/x.py::one", "1.5"), ("t/a/x.py::one", "2"), ("t/a/y.py::two[k::v]", "4")]
-    tests, folders = processor_time([Report(*part) for part in parts])  # type: ignore[misc]
-    assert tests == {"t/a/x.py::one": 3.5, "t/a/y.py::two[k::v]": 4.0}
-    assert folders == {"t/a": 7.5}
-
-
-def test_each_part_of_a_test_notes_what_it_has_used(tmp_path: Path) -> None:
-    folder = tmp_path / "tests" / "unit"
-    folder.mkdir(parents=True)
-    (folder / "test_some.py").write_text("def test_holds(): pass\n")
-    seen = "def pytest_runtest_logreport(report): print(report.when, report.user_properties)\n"
-    (folder / "conftest.py").write_text(seen)
-    options = ("-s", "-p", "tests.lanes", "-p", "no:cacheprovider", "-n", "0")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--rootdir", tmp_path, folder],
-        cwd=TESTS.parent,
-        env={**os.environ, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    for part in ("setup", "call", "teardown"):
-        assert f"{part} [('processor_s', '" in done.stdout, done.stdout
-
-
-class Item:
-    """A test, as far as the choice of a lane looks at it."""
-
-    def __init__(self, nodeid: str, marker: str = "") -> None:
-        self.nodeid, self._marker = nodeid, marker
-
-    def get_closest_marker(self, name: str) -> object:
-        return name if name == self._marker else None
-
-
-def test_of_some_tests_the_quick_lane_runs_one_case() -> None:
-    a1, a2 = Item("f.py::a[1]", "first_case"), Item("f.py::a[2]", "first_case")
-    b1, b2 = Item("f.py::b[1]"), Item("f.py::b[2]", "slow")
-    assert further_cases([a1, b1, a2, b2]) == [a2]  # type: ignore[list-item]

@@ -20,7 +20,6 @@ from tests.integration.trainers.scenarios import (
 ROUGHLY = 0.02
 
 
-@pytest.mark.first_case("a job of two nodes for each")
 @pytest.mark.parametrize("kind", ["usual", "accumulated", "bf16"])
 def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
     with AccelerateJob(tmp_path, kind=kind) as job:
@@ -34,26 +33,22 @@ def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
         die_before_a_commit(job)
 
 
-@pytest.mark.slow("a job of two nodes, and one more")
 def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
     with AccelerateJob(tmp_path, kind="usual") as job:
         kill_a_node_and_add_one(job)
 
 
-@pytest.mark.slow("a job of two nodes with slow evaluations")
 def test_an_evaluation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
     (tmp_path / "slow-validation").touch()
     with AccelerateJob(tmp_path, kind="usual", seconds=0.005) as job:
         interrupt_evaluations(job)
 
 
-@pytest.mark.slow("a job of two nodes that starts again three times")
 def test_a_job_that_is_restarted_in_other_worlds(tmp_path: Path) -> None:
     with AccelerateJob(tmp_path, kind="restarted") as job:
         restart_in_other_worlds(job)
 
 
-@pytest.mark.slow("a job of two nodes")
 def test_the_oldest_accelerate_that_is_supported(tmp_path: Path) -> None:
     oldest = Path(sys.prefix) / "transformers-5.3"
     assert oldest.is_dir(), "scripts/setup installs it"

@@ -25,7 +25,6 @@ def test_a_floor_that_no_rank_reaches_is_told() -> None:
         floor.measure(ranks=2, victim=1, after=1 << 30, deadline=2.0)
 
 
-@pytest.mark.slow("a measurement of jobs")
 def test_newcomers_get_the_state_that_was_asked_for() -> None:
     task = sync.Task(ranks=3, megabytes=25.0, repeat=2, port=free_port())
     times = sync.measure(task)
@@ -35,7 +34,6 @@ def test_newcomers_get_the_state_that_was_asked_for() -> None:
     assert "3 ranks, 25 MB" in sync.table(task, times)
 
 
-@pytest.mark.slow("a measurement with each row of a table")
 def test_every_row_of_the_checkpoint_benchmark_is_measured() -> None:
     size = Size(nbytes=1 << 20, ranks=2)
     rows = [row for row in checkpoint.ROWS if row != "tiny"]  # the same, and slow

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from scripts.bench.measure.faults import FIRST, LAST, Ground, Trial
 from scripts.bench.measure.in_a_row import in_a_row
 from scripts.bench.measure.job import PLAIN
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.slow("a whole trial of a benchmark")
 def test_a_job_gets_its_node_back_before_the_next_fault(tmp_path: Path) -> None:
     trials = [
         Trial("in-place-etcd", 2, "node-kill", LAST, 5, 0),

@@ -343,7 +343,6 @@ def launch(tmp_path: Path, run_id: str, *arguments: object, mark: str) -> subpro
     )
 
 
-@pytest.mark.first_case("one job for each moment")
 @pytest.mark.parametrize(
     ("whole_node", "victim", "point", "found"),
     [
@@ -373,7 +372,6 @@ def test_an_agent_or_a_node_that_dies_during_a_save(
     assert check(path, old) == found
 
 
-@pytest.mark.slow("two jobs")
 def test_a_job_that_is_started_again_under_another_name_goes_on(
     copies: Any, tmp_path: Path
 ) -> None:

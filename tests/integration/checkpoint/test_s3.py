@@ -154,7 +154,6 @@ print("saved step", Checkpointer(sys.argv[1], {"model": torch.nn.Linear(1, 1)}).
 """
 
 
-@pytest.mark.slow("a job that waits for its storage")
 def test_a_job_waits_for_a_store_that_comes_late_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SAVES)
     port, url = unused(), "s3://late/run"

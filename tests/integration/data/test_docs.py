@@ -38,7 +38,6 @@ def test_example(name: str, tmp_path: Path) -> None:
     assert re.search(ALONE[name], text), text
 
 
-@pytest.mark.slow("each example in several worlds")
 @pytest.mark.parametrize("name", ANY_WORLD)
 def test_example_in_any_world(name: str, tmp_path: Path) -> None:
     found = set()
@@ -50,7 +49,6 @@ def test_example_in_any_world(name: str, tmp_path: Path) -> None:
     assert len(found) == 1, found
 
 
-@pytest.mark.slow("trains to the end, twice over")
 def test_the_first_example_is_through_when_it_is_run_again(tmp_path: Path) -> None:
     for _ in range(2):
         text = run_example("data.md", "train.py", tmp_path)

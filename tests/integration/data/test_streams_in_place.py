@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[3]
 
 FORGOTTEN = """
@@ -79,7 +77,6 @@ def test_a_stream_that_is_trained_on_and_not_in_the_state_is_named(tmp_path: Pat
     assert "write State(…, stream=stream)" in text
 
 
-@pytest.mark.slow("a job that loses a worker")
 def test_a_stream_for_validation_goes_on_in_the_next_world(tmp_path: Path) -> None:
     nodes = ("-m", "elastic_runtime", "--local-nodes", "2", "--min", "1")
     code, text = ran(tmp_path, VALIDATION, *nodes)

@@ -7,15 +7,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.unit.deploy.files import SAMPLES, objects
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.slow("a model is trained in two worlds")
 def test_a_sharded_model_goes_on_in_another_world(tmp_path: Path) -> None:
     [config] = [each for each in objects(SAMPLES / "fsdp.yaml") if each["kind"] == "ConfigMap"]
     script = tmp_path / "train.py"

@@ -109,7 +109,6 @@ def waiting(job: Replicas, pids: list[int], step: int) -> bool:
     return made == [20] * len(pids)
 
 
-@pytest.mark.slow("kills a worker more often than a job may have rounds without progress")
 def test_faults_that_come_faster_than_syncs_do_not_end_a_job(tmp_path: Path) -> None:
     forever = {"sync_every": 100_000, "size": BATCH * 100_000}
     with Replicas(tmp_path, "--nproc-per-node=3", "--grace=2", **forever) as job:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests import processes
 from tests.integration.diloco.replica_job import BATCH
 from tests.integration.diloco.replicas import Replicas
@@ -38,7 +36,6 @@ def test_a_rank_that_hangs_between_two_syncs_is_ended(tmp_path: Path) -> None:
         job.check_alike(2)
 
 
-@pytest.mark.slow("a node is suspended for longer than its lease")
 def test_a_rank_that_was_left_out_trains_nothing_twice(tmp_path: Path) -> None:
     options = ("--local-nodes=3", "--min=1", "--max=3", "--fence-timeout=15", "--grace=1")
     with Replicas(tmp_path, *options, sync_every=100_000, size=BATCH * 2500) as job:

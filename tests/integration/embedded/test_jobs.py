@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("several agents, each of which imports torch")
 
 PATIENCE = 120.0
 # A worker without torch, which ends well as soon as there is a file "over". In arguments of workers

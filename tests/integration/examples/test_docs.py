@@ -80,7 +80,6 @@ def test_example_of_in_place(name: str, tmp_path: Path) -> None:
     assert len(re.findall(IN_PLACE[name], text)) == 2, text  # once on each rank
 
 
-@pytest.mark.slow("trains to the end, twice over")
 def test_the_example_of_in_place_has_the_same_result_when_it_is_run_again(tmp_path: Path) -> None:
     first, again = (run_example("in-place.md", "train.py", tmp_path) for _ in range(2))
     (result,) = re.findall(IN_PLACE["train.py"], first)
@@ -149,7 +148,6 @@ def test_example_of_accelerate(name: str, tmp_path: Path) -> None:
 CHECKPOINTS = ("train.py", "load.py")
 
 
-@pytest.mark.slow("runs all examples of the document")
 def test_examples_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(examples("checkpoints.md")) == CHECKPOINTS
     script, loads = CHECKPOINTS

@@ -7,8 +7,6 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
-
 from elastic_runtime.errors import EXIT_LEFT
 from tests import processes
 from tests.integration.in_place.job import ELASTIC_RUN, Job
@@ -40,7 +38,6 @@ class HostsJob(Job):
         self.wait(lambda: text in self.log, repr(text))
 
 
-@pytest.mark.slow("three nodes one after the other")
 def test_hosts_come_and_go(machines: SshMachines, tmp_path: Path) -> None:
     with HostsJob(machines, tmp_path, "n0", "n1") as job:
         both = job.ranks(2)
@@ -73,7 +70,6 @@ def test_a_machine_that_dies_is_taken_up_when_it_is_back(
         job.finish()
 
 
-@pytest.mark.slow("the nodes have to take the process for dead that hosts their store")
 def test_who_was_stopped_for_a_while_learns_how_the_job_has_ended(
     machines: SshMachines, tmp_path: Path
 ) -> None:

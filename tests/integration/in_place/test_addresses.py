@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tests.etcd_server import EtcdServer
 
 
-@pytest.mark.slow("a node that joins")
 @pytest.mark.etcd
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_a_joiner_takes_nobody_for_dead_who_has_an_address_of_ipv6(

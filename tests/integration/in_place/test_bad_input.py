@@ -33,29 +33,19 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
     assert "one train(world)" in told["runs_twice"]
 
 
-_LATER = pytest.mark.slow("a job for each; the others stand for these in the quick lane")
-
-
-@pytest.mark.first_case("one job for each mistake")
 @pytest.mark.parametrize(
     ("kind", "wrong", "remedy"),
     [
         ("differs", "net.0.weight", "build the same models"),
-        pytest.param("gives_what_cannot_be_read", "odd.lock", "use plain values", marks=_LATER),
+        ("gives_what_cannot_be_read", "odd.lock", "use plain values"),
         ("returns_early", "train returned on rank 1 after step 4", "on all ranks"),
-        pytest.param(
-            "destroys_inside", "was called inside of elastic.run", "remove the call", marks=_LATER
-        ),
+        ("destroys_inside", "was called inside of elastic.run", "remove the call"),
         ("connects_inside", "was called inside of elastic.run", "remove the call"),
-        pytest.param("loads_before", "is not initialized", "leave that use out", marks=_LATER),
+        ("loads_before", "is not initialized", "leave that use out"),
         ("saves_beside", "which was not given it", "torch.save"),
-        pytest.param(
-            "saves_after", "step 1 is not saved", "call save() inside train", marks=_LATER
-        ),
-        pytest.param("counts_as_well", "step() was called", "remove it", marks=_LATER),
-        pytest.param(
-            "saves_a_part", "does not save model", "add them to its entries", marks=_LATER
-        ),
+        ("saves_after", "step 1 is not saved", "call save() inside train"),
+        ("counts_as_well", "step() was called", "remove it"),
+        ("saves_a_part", "does not save model", "add them to its entries"),
     ],
 )
 def test_a_job_ends_with_what_was_wrong(tmp_path: Path, kind: str, wrong: str, remedy: str) -> None:
@@ -76,7 +66,6 @@ def test_what_scripts_of_torchrun_end_with_is_harmless(tmp_path: Path) -> None:
         assert [event["step"] for event in job.events("checkpoint.saved")] == [1]
 
 
-@pytest.mark.first_case("one job for each way")
 @pytest.mark.parametrize("kind", ["calls_what_has_run", "calls_as_with_horovod"])
 def test_a_decorated_function_may_be_called(tmp_path: Path, kind: str) -> None:
     with Job(tmp_path, "misuse.py", *_OPTIONS, kind=kind) as job:

@@ -17,7 +17,6 @@ from tests.mounts import small_disk
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.slow("jobs that train on beside a broken disk")
 
 _HANGING = Path(__file__).with_name("hanging")
 

@@ -8,8 +8,6 @@ import pytest
 
 from tests.integration.in_place.job import Job
 
-pytestmark = pytest.mark.slow("agents that crash and are replaced")
-
 _CRASHES = Path(__file__).with_name("crashes")
 
 

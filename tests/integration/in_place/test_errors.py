@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.slow("several faults in a row")
 def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -37,7 +36,6 @@ def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
         assert after[0].pid == full[0].pid
 
 
-@pytest.mark.first_case("one job for each error")
 @pytest.mark.parametrize(
     ("kind", "ranks", "told"),
     [

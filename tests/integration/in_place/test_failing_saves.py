@@ -17,7 +17,6 @@ from tests.mounts import disk
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("storages that fail for longer than a job is patient")
 
 _OPTIONS = ("--local-nodes", "2", "--min", "1")
 

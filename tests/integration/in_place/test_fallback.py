@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from elastic_runtime.errors import EXIT_LEFT
 from tests import processes
 from tests.integration.in_place.job import Job
@@ -14,7 +12,6 @@ from tests.integration.in_place.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("whole jobs that end and are started again")
 
 _OPTIONS = ("--local-nodes", "2", "--min", "1")
 

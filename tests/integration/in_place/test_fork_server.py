@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests import processes
 from tests.integration.in_place.job import Job
 
@@ -28,7 +26,6 @@ def fork_server(job: Job, agent: int) -> int:
     return found
 
 
-@pytest.mark.slow("a slow replacement of one of two nodes")
 def test_the_others_go_on_before_the_next_fork_server_is_ready(tmp_path: Path) -> None:
     (tmp_path / "slowly.py").write_text(_SLOW.format(folder=str(tmp_path)))
     options = ("--local-nodes", "2", "--min", "1", "--preload", "slowly", "--rejoin-timeout", "1h")

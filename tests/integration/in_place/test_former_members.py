@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.conftest import NewEtcd
     from tests.integration.in_place.job import Note
 
-pytestmark = pytest.mark.slow("leases that have to end, twice over")
 
 # Seconds until a store that ended with its host is taken over, on a machine that is busy.
 _LONG = 150.0

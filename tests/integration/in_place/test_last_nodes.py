@@ -14,8 +14,6 @@ from tests.integration.in_place.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("four nodes that leave one after the other")
-
 
 FAULTS = ("worker.killed", "worker.failed", "worker.stuck", "fault.retry")
 

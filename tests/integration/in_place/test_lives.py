@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests import processes
 from tests.integration.in_place.job import Job
@@ -15,8 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.etcd_server import EtcdServer
-
-pytestmark = pytest.mark.slow("nodes that all leave, and leases that have to end")
 
 
 def test_nobody_waits_for_a_silent_node_that_another_has_replaced(

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.slow("a job of two nodes")
 def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     environ = {"TMPDIR": str(tmp_path / "tmp")}
@@ -37,7 +36,6 @@ def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) ->
         job.finish()
 
 
-@pytest.mark.slow("a node that joins late")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_at_its_minimum_a_job_goes_on_with_a_late_replacement(number: int, tmp_path: Path) -> None:
     """The others begin no round without it, and so the lost one is still a member of the last."""

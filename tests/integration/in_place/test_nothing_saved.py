@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from elastic_runtime.errors import EXIT_USAGE
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("whole jobs that end and are started again")
 
 # Both are to be there from the first step on, also on a busy machine.
 _OPTIONS = ("--local-nodes", "2", "--min", "1", "--last-call", "60")

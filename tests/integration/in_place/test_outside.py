@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.first_case("one job for each way")
 @pytest.mark.parametrize("kind", ["manual", "average", "last", "late"])
 def test_each_step_is_applied_once(tmp_path: Path, kind: str) -> None:
     with Job(tmp_path, "outside.py", "--nproc-per-node", "2", kind=kind) as job:

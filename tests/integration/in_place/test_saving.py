@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("workers that die at several moments of a save")
 
 _OPTIONS = ("--local-nodes", "2", "--min", "1")
 

@@ -25,11 +25,7 @@ def all_twice(job: Job) -> None:
     processes.send(processes.marked(job.mark), signal.SIGTERM)
 
 
-_PLAIN = pytest.param("plain.py", marks=pytest.mark.slow("the same for another kind of script"))
-
-
-@pytest.mark.slow("jobs of two nodes")
-@pytest.mark.parametrize("script", ["steps.py", _PLAIN])
+@pytest.mark.parametrize("script", ["steps.py", "plain.py"])
 def test_a_job_whose_processes_all_get_sigterm_saves_a_common_step(
     script: str, tmp_path: Path
 ) -> None:
@@ -44,7 +40,6 @@ def test_a_job_whose_processes_all_get_sigterm_saves_a_common_step(
             assert not job.events(name), job.story()
 
 
-@pytest.mark.slow("two nodes, of which one leaves")
 def test_the_others_go_on_when_all_processes_of_one_node_get_sigterm(tmp_path: Path) -> None:
     with Job(tmp_path, "steps.py", "--local-nodes", "2", "--min", "1", seconds=0.1) as job:
         before = job.ranks(2)
@@ -69,7 +64,6 @@ def test_a_sigterm_to_a_worker_alone_ends_it(tmp_path: Path) -> None:
         job.finish()
 
 
-@pytest.mark.slow("a job of two nodes")
 def test_a_plain_script_dies_of_the_signal_and_has_not_failed(tmp_path: Path) -> None:
     with Job(tmp_path, "plain.py", *_TWO_NODES, seconds=0.2) as job:
         job.ranks(2)

@@ -6,14 +6,11 @@ import shlex
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("workers that hang until their agents notice it")
 
 _FOR_EVER = 3600.0
 # Seconds: no step of a busy machine takes as long.

@@ -42,7 +42,6 @@ def _where(folder: Path, etcd: EtcdServer) -> tuple[str, ...]:
     return ("--rdzv-endpoint", endpoint, "--rdzv-id", "x", "--min", "1", "--max", "2")
 
 
-@pytest.mark.first_case("a job of two nodes for each moment")
 @pytest.mark.parametrize("together", [False, True])
 def test_a_node_with_another_torch_is_refused_and_the_job_goes_on(
     tmp_path: Path, etcd: EtcdServer, together: bool

@@ -12,8 +12,6 @@ from tests.integration.trainers.scenarios import restart_in_other_worlds
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.slow("a job of two nodes that starts again three times")
-
 
 @pytest.mark.parametrize("kind", ["restarted", "sharded"])
 def test_a_job_that_is_restarted_in_other_worlds(tmp_path: Path, kind: str) -> None:

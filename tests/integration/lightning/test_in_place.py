@@ -22,7 +22,6 @@ from tests.integration.trainers.trainer_job import TWO
 ROUGHLY = 0.02
 
 
-@pytest.mark.first_case("a job of two nodes for each")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -43,7 +42,6 @@ def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
             job.check_ends_of_epochs()
 
 
-@pytest.mark.first_case("a job of two nodes for each")
 @pytest.mark.parametrize("kind", ["usual", "averaged"])
 def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path, kind: str) -> None:
     # With an average of the weights in the model's place, while it is validated.
@@ -58,7 +56,6 @@ def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
         die_before_a_commit(job)
 
 
-@pytest.mark.first_case("a job of two nodes for each")
 @pytest.mark.parametrize("kind", ["usual", "often"])
 def test_the_oldest_lightning_that_is_supported(tmp_path: Path, kind: str) -> None:
     oldest = Path(sys.prefix) / "lightning-2.5"
@@ -75,7 +72,6 @@ def test_the_oldest_lightning_that_is_supported(tmp_path: Path, kind: str) -> No
         assert versions == {"2.5."}
 
 
-@pytest.mark.slow("a job of two nodes")
 def test_a_sigterm_to_one_worker_holds_nobody_up(tmp_path: Path) -> None:
     # With Lightning's own handler both ranks stood still for ever.
     with LightningJob(tmp_path, kind="usual") as job:
@@ -86,7 +82,6 @@ def test_a_sigterm_to_one_worker_holds_nobody_up(tmp_path: Path) -> None:
         job.finish_exactly()
 
 
-@pytest.mark.slow("a job three times")
 def test_a_job_that_ended_in_the_middle_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
     end_early_and_go_on(LightningJob, tmp_path, 30, 50)
 
@@ -103,7 +98,6 @@ def test_a_node_that_would_compute_another_schedule_takes_the_jobs(tmp_path: Pat
         assert len(totals) == 1, totals
 
 
-@pytest.mark.slow("a job of two nodes, and one more")
 def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
     with LightningJob(tmp_path, kind="usual") as job:
         kill_a_node_and_add_one(job)

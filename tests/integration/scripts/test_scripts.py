@@ -8,8 +8,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT
 from tests.etcd_server import free_port
 
@@ -30,7 +28,6 @@ def assert_says(output: str, *texts: str) -> None:
         assert text in output, f"{text!r} is missing:\n{output[-4000:]}"
 
 
-@pytest.mark.slow("three jobs")
 def test_address_from_the_environment(start: Start) -> None:
     warm = start(*TWO_NODES, "from_environment.py")
     cold = start(*TWO_WORKERS, "--cold", "from_environment.py")
@@ -38,7 +35,6 @@ def test_address_from_the_environment(start: Start) -> None:
     assert_says(cold.succeeds(), *BOTH_COUNTED)
 
 
-@pytest.mark.slow("three jobs")
 def test_address_of_its_own(start: Start) -> None:
     nodes = start(*TWO_NODES, "own_address.py", str(free_port()))
     workers = start(*TWO_WORKERS, "tcp_address.py", str(free_port()))
@@ -46,7 +42,6 @@ def test_address_of_its_own(start: Start) -> None:
     assert_says(workers.succeeds(), *BOTH_COUNTED)
 
 
-@pytest.mark.slow("three jobs")
 def test_processes_of_its_own(start: Start) -> None:
     spawns = start("spawns.py", str(free_port()))
     forks = start("forks.py")
@@ -78,7 +73,6 @@ def test_arguments_as_for_torchrun(start: Start) -> None:
     assert_says(output, *BOTH_COUNTED, "epochs 30 save 2 batch 8")
 
 
-@pytest.mark.slow("a script with many workers")
 def test_habits(start: Start) -> None:
     arguments = ("habits.py", "--max", "7", "a b")
     for run in (start(*arguments), start("--cold", *arguments)):
@@ -92,7 +86,6 @@ def test_habits(start: Start) -> None:
         )
 
 
-@pytest.mark.slow("two jobs")
 def test_leaves_abruptly(start: Start) -> None:
     well = start("leaves_abruptly.py", "0")
     badly = start("--cold", "--max-restarts", "0", "leaves_abruptly.py", "3")
@@ -102,7 +95,6 @@ def test_leaves_abruptly(start: Start) -> None:
     assert_says(badly.output, "leaving abruptly", "exitcode  : 3")
 
 
-@pytest.mark.slow("two jobs")
 def test_ignores_sigterm(start: Start) -> None:
     once = start("--cold", "--grace", "1", "ignores_sigterm.py")
     twice = start("--cold", "--grace", "600", "ignores_sigterm.py")

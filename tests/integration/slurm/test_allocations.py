@@ -119,7 +119,6 @@ def test_two_tasks_a_node_are_refused(slurm: SlurmCluster, tmp_path: Path) -> No
     assert "Traceback" not in out.read_text()
 
 
-@pytest.mark.slow("it waits until Slurm notices that a node is gone")
 def test_a_node_that_dies_takes_no_other_along(slurm: SlurmCluster, tmp_path: Path) -> None:
     with SlurmJob(slurm, tmp_path, "--nodes=3", steps=80) as job:
         job.wait_for_steps(3)
@@ -134,7 +133,6 @@ def test_a_node_that_dies_takes_no_other_along(slurm: SlurmCluster, tmp_path: Pa
             slurm.wait_until_idle()
 
 
-@pytest.mark.slow("a lease that runs out, and what the step has to end after that")
 def test_a_node_that_hangs_does_not_keep_a_job_that_leaves(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -151,7 +149,6 @@ def test_a_node_that_hangs_does_not_keep_a_job_that_leaves(
         job.check_steps(120)
 
 
-@pytest.mark.slow("the nodes have to take the process for dead that hosts their store")
 def test_who_was_stopped_for_a_while_does_not_begin_a_job_again_that_is_done(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -169,7 +166,6 @@ def test_who_was_stopped_for_a_while_does_not_begin_a_job_again_that_is_done(
         assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), job.output()
 
 
-@pytest.mark.slow("a time limit, which Slurm looks at every half minute")
 def test_at_its_time_limit_a_job_saves(slurm: SlurmCluster, tmp_path: Path) -> None:
     with SlurmJob(slurm, tmp_path, "--nodes=2", "--time=1", "--signal=", steps=9999) as job:
         job.wait_for_steps(2)

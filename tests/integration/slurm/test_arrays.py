@@ -6,8 +6,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.slurm.slurm_job import SlurmJob, environment
 from tests.processes import PROGRAM_TIMEOUT
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from tests.slurm_cluster import SlurmCluster
 
 
-@pytest.mark.slow("up to four nodes that come and go")
 def test_elements_come_and_go(slurm: SlurmCluster, etcd: EtcdServer, tmp_path: Path) -> None:
     endpoint = f"--rdzv-endpoint=etcd://{etcd.endpoint}/{tmp_path.name}"
     # More elements than ever run: the last one is queued when the others are done.

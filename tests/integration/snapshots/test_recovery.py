@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests import processes
 from tests.integration.snapshots.job import Job
 
@@ -24,7 +22,6 @@ def resumed(job: Job, number: int) -> str:
     return str(event["source"])
 
 
-@pytest.mark.slow("three faults in a row")
 def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 2) as job:
         job.go()
@@ -49,7 +46,6 @@ def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
         job.wait(lambda: not job.memories(), "the end of the killed agent's memory")
 
 
-@pytest.mark.slow("a lost node, a new one and a fault")
 def test_three_nodes_become_two_and_three_again(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 3) as job:
         job.go()
@@ -69,7 +65,6 @@ def test_three_nodes_become_two_and_three_again(tmp_path: Path) -> None:
         job.finish()
 
 
-@pytest.mark.slow("a job of two nodes")
 def test_sharded_over_two_nodes_of_which_one_dies(tmp_path: Path) -> None:
     with Job(tmp_path, "fsdp", 2, "--nproc-per-node", "2") as job:
         job.go()
@@ -111,7 +106,6 @@ def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
         assert secret not in job.environments()
 
 
-@pytest.mark.slow("a job of two nodes")
 def test_all_workers_in_place_die_at_once(tmp_path: Path) -> None:
     with Job(tmp_path, "in_place", 2) as job:
         job.go()

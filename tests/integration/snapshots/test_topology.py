@@ -11,8 +11,6 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests import processes
 from tests.integration.lost_errors import tell
@@ -20,9 +18,10 @@ from tests.integration.lost_errors import tell
 if TYPE_CHECKING:
     from typing import Self
 
+    import pytest
+
     from tests.etcd_server import EtcdServer
 
-pytestmark = pytest.mark.slow("seven agents on one machine")
 
 _SCRIPT = Path(__file__).with_name("script.py")
 _PATIENCE = 120.0

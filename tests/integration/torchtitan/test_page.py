@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests import processes
@@ -38,7 +37,6 @@ def assets(folder: Path) -> None:
     (folder / "texts" / "all.json").write_text("\n".join(lines))
 
 
-@pytest.mark.slow("two jobs, one after the other")
 def test_the_first_job_in_both_spellings(tmp_path: Path) -> None:
     [(name, script)] = examples("torchtitan.md").items()
     (tmp_path / name).write_text(script)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.first_case("a job of two nodes that starts again three times")
 @pytest.mark.parametrize("kind", ["usual", "packed"])
 def test_a_job_that_loses_a_worker_and_a_node(tmp_path: Path, kind: str) -> None:
     with TitanJob(tmp_path, kind=kind) as job:
@@ -24,7 +23,6 @@ def test_a_job_that_loses_a_worker_and_a_node(tmp_path: Path, kind: str) -> None
         assert len({note["tokens"] for note in job.said("ended")}) == 1
 
 
-@pytest.mark.slow("a job of three nodes")
 def test_a_world_that_does_not_divide_the_global_batch(tmp_path: Path) -> None:
     options = ("--local-nodes", "3", "--min", "1", "--max-restarts", "100")
     with TitanJob(tmp_path, *options) as job:
@@ -43,7 +41,6 @@ def test_a_world_that_does_not_divide_the_global_batch(tmp_path: Path) -> None:
             job.compare(end, whole)
 
 
-@pytest.mark.slow("a job of two nodes whose data end")
 def test_data_that_end_do_so_on_all_ranks(tmp_path: Path) -> None:
     with TitanJob(tmp_path, kind="finite", seconds=0.2) as job:
         before = job.ranks(2, more=5)
@@ -57,7 +54,6 @@ def test_data_that_end_do_so_on_all_ranks(tmp_path: Path) -> None:
         assert max(note["step"] for note in job.said("trained")) == 21
 
 
-@pytest.mark.slow("six jobs, one after the other")
 def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
     theirs = "--checkpoint.enable --training.local_batch_size 5 --training.steps 20"
     with TitanJob(tmp_path, kind="theirs", environ={"TITAN_OPTIONS": theirs}) as job:

@@ -16,7 +16,6 @@ SCRIPT = Path(__file__).with_name("scripts") / "unadapted.py"
 NODES = ("--local-nodes", "2", "--min", "1", "--log-format", "json")
 
 
-@pytest.mark.first_case("a job of two nodes for each trainer")
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

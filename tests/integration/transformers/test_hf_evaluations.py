@@ -41,7 +41,6 @@ def test_a_fault_right_after_an_evaluation(tmp_path: Path) -> None:
         assert validated == {*range(7, job.said("ended")[0]["step"] + 1, 7)}
 
 
-@pytest.mark.slow("a job, and the same without an agent, for each")
 @pytest.mark.parametrize("kind", ["usual", "classified", "causal"])
 def test_logs_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> None:
     (tmp_path / "enough").touch()

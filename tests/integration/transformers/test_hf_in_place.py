@@ -18,7 +18,6 @@ from tests.integration.transformers.hf_job import HuggingFaceJob
 ROUGHLY = 0.02
 
 
-@pytest.mark.first_case("a job of two nodes for each")
 @pytest.mark.parametrize(
     "kind", ["usual", "classified", "accumulated", "causal", "smoothed", "often", "sft"]
 )
@@ -34,13 +33,11 @@ def test_a_fault_between_the_optimizer_and_the_commit(tmp_path: Path) -> None:
         die_before_a_commit(job)
 
 
-@pytest.mark.slow("a job of two nodes, and one more")
 def test_a_node_is_killed_and_another_one_joins(tmp_path: Path) -> None:
     with HuggingFaceJob(tmp_path, kind="usual") as job:
         kill_a_node_and_add_one(job)
 
 
-@pytest.mark.first_case("a job of two nodes for each")
 @pytest.mark.parametrize("kind", ["smoothed", "usual"])
 def test_the_oldest_transformers_that_is_supported(tmp_path: Path, kind: str) -> None:
     oldest = Path(sys.prefix) / "transformers-5.3"

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.trainers.scenarios import end_early_and_go_on, restart_in_other_worlds
 from tests.integration.transformers.hf_job import HuggingFaceJob
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.slow("a job of two nodes that starts again three times")
 
 
 def test_a_job_that_is_restarted_in_other_worlds(tmp_path: Path) -> None:

@@ -301,7 +301,6 @@ def test_a_server_that_cannot_start_says_why(
     harness.close()
 
 
-@pytest.mark.slow("several fork servers")
 def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,6 @@ def describe(prefix: str, numbers: dict[str, Any]) -> dict[str, Any]:
     return {"rank": rank, "main": __name__, "sum": sum(numbers["values"])}
 
 
-@pytest.mark.first_case("the other one is cold")
 @pytest.mark.parametrize("cold", [False, True])
 def test_function(tmp_path: Path, cold: bool) -> None:
     entry = Entry(FUNCTION, "describe", ("p", {"values": range(10)}), function=describe)

@@ -1,0 +1,93 @@
+"""Runs failed tests once more, alone: a change is not refused for one that fails by chance.
+
+    python -m tests.lanes.second_try OUTCOMES [OPTIONS OF scripts/test]
+
+``OUTCOMES`` is what ``scripts/test --outcomes`` has written. A test that hung, or whose process
+ended, is not tried again. Those that pass now are listed at the end (``flaky: …``), and what they
+said when they failed is kept below ``.flaky``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.lanes import flaky
+from tests.lanes.changes import ROOT
+
+# More than that are no chance.
+MOST = 10
+KEPT = ROOT / ".flaky"
+
+
+class Outcome(NamedTuple):
+    """How a test has ended. One that was skipped has neither passed nor failed."""
+
+    passed: bool
+    failed: bool
+    ended: bool  # its process ended in the middle of it: it hung, or crashed
+    text: str  # all that it said, if it failed
+
+
+def outcomes(lines: str) -> dict[str, Outcome]:
+    """How each test has ended, of the lines that a run has written of its parts."""
+    found: dict[str, Outcome] = {}
+    for line in map(json.loads, lines.splitlines()):
+        before = found.get(line["test"], Outcome(True, False, False, ""))
+        found[line["test"]] = Outcome(
+            before.passed and line["outcome"] == "passed",
+            before.failed or line["outcome"] == "failed",
+            before.ended or line["ended"] or "Failed: Timeout (>" in line["text"],
+            before.text + line["text"],
+        )
+    return found
+
+
+def why_not(failed: dict[str, Outcome]) -> str:
+    """Why the failed tests are not tried again; empty if they are."""
+    hung = [test for test, outcome in failed.items() if outcome.ended]
+    if hung:
+        return f"hung, or ended its process, which a second try does not excuse: {', '.join(hung)}"
+    if len(failed) > MOST:
+        return f"{len(failed)} tests failed: that is no chance"
+    return "" if failed else "no test failed, and the run did: see above"
+
+
+def keep(failed: dict[str, Outcome]) -> None:
+    """Writes what each of these tests said to a file of its own."""
+    shutil.rmtree(KEPT, ignore_errors=True)
+    KEPT.mkdir()
+    for test, outcome in failed.items():
+        name = re.sub(r"[^\w.-]+", "-", test.removeprefix("tests/"))[:200]
+        (KEPT / f"{name}.txt").write_text(f"{test}\n\n{outcome.text}\n")
+
+
+def main(first: Path, options: list[str]) -> int:
+    """Tries again. Returns 0 if all have passed."""
+    ended = outcomes(first.read_text())
+    failed = {test: outcome for test, outcome in ended.items() if outcome.failed}
+    if reason := why_not(failed):
+        print(f"second try: none, {reason}")
+        return 1
+    keep(failed)
+    print(f"second try: {len(failed)} failed, and run once more, alone", flush=True)
+    with tempfile.NamedTemporaryFile() as file:
+        command = ["scripts/test", *options, "-n", "0", "--outcomes", file.name, *failed]
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        second = outcomes(Path(file.name).read_text())
+    known = {row.test for row in flaky.read(flaky.PAGE.read_text())}
+    again = [test for test in failed if test not in second or not second[test].passed]
+    for test in failed.keys() - {*again}:
+        print(f"flaky: {test}" + ("" if test in known else " (add it to tests/FLAKY.md)"))
+    print(f"second try: what they said at first is in {KEPT.name}")
+    return 1 if again or done.returncode else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
