@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--resume goes on with a run of --all: name both")
     if config.option.outcomes:
         config.pluginmanager.register(_Outcomes(Path(config.option.outcomes)))
-    if config.option.all_lanes and not _named(config):
+    if config.option.all_lanes and not (_named(config) or config.option.keyword):
         differences = passed.differences()
         if config.option.resume and differences:
             raise pytest.UsageError(
@@ -224,6 +224,8 @@ class _Whole:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._tests:
+            session.exitstatus = exitstatus = pytest.ExitCode.OK  # all have passed before
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return  # it is not whole
         old = seconds.read(seconds.TABLE.read_text())

@@ -39,26 +39,28 @@ def choose(
     commit_time: int,
     budget: float = BUDGET_S,
 ) -> Share:
-    """Chooses what fits: up to half of the budget for what the change touches, then the turn.
+    """Chooses the share whose turn it is, what the change touches, and then what else fits.
 
     Args:
         seconds: the processor time of each piece.
-        touched: the pieces that the change touches, those that it touches most closely first.
+        touched: the pieces that the change touches, those that it touches most closely first. They
+            get half of the budget at most.
         commit_time: when the commit was made, in seconds since 1970.
         budget: the processor time there is. The share whose turn it is runs whole in any case.
     """
-    shares = deal(seconds, budget / 2)
+    half = budget / 2
+    shares = deal(seconds, half)
     number = commit_time // SLOT_S % len(shares)
-    # From the turn on, round the circle: what is touched by many commits in a row, and does not fit
-    # as a whole, is another part of it each time.
-    circle = [piece for share in shares[number:] + shares[:number] for piece in share]
+    turn = shares[number]
+    budget -= sum(seconds[piece] for piece in turn)
+    # From the turn on, round the circle: what many commits in a row touch, and does not fit as a
+    # whole, is another part of it each time.
+    circle = [piece for share in shares[number + 1 :] + shares[:number] for piece in share]
     close = {piece: at for at, group in reversed([*enumerate(touched)]) for piece in group}
-    near = sorted((p for p in circle if p in close), key=lambda piece: close[piece])
-    first = fill(near, seconds, budget / 2)
-    turn = [piece for piece in shares[number] if piece not in first]
-    used = sum(seconds[piece] for piece in first + turn)
-    taken = {*first, *turn}
-    turn += fill((p for p in circle if p not in taken), seconds, budget - used)
+    near = sorted((piece for piece in circle if piece in close), key=lambda piece: close[piece])
+    first = fill(near, seconds, min(half, budget))
+    budget -= sum(seconds[piece] for piece in first)
+    turn += fill((piece for piece in circle if piece not in first), seconds, budget)
     left_out = tuple(sorted(seconds.keys() - {*first, *turn}))
     return Share(tuple(first), tuple(turn), left_out, number, len(shares))
 
