@@ -17,13 +17,11 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
     Step,
 )
 from elastic_runtime.agent.performer import AgentParts, Performer
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkerStuck
 from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Ask, Interrupt
 from elastic_runtime.protocol.records import FAILED, FaultReport
-from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Goodbye,
@@ -31,8 +29,8 @@ from elastic_runtime.rendezvous.core.membership_events import (
     LeftRound,
     WorkersAvailable,
 )
+from tests.unit.agent.jobs import ROUND, job
 
-ROUND = RoundRecord(3, "x.1", (Member("a", "a", "h", 2), Member("b", "b", "h", 2)), 4000, "why")
 FAULT = FaultReport(3, FAILED, "it failed", step=4)
 
 
@@ -71,9 +69,7 @@ class Agent:
         )
         names = ("reporter", "snapshots", "torch", "importing")
         parts: Any = (workers, participant, *(Recorder(name, self.calls) for name in names))
-        entry, endpoint = Entry(SCRIPT, "train.py"), Endpoint("etcd", ("h:1",))
-        config = JobConfig(entry, endpoint, "run", node_name="a", workers=2)
-        self.performer = Performer(config, "h", AgentParts(*parts))
+        self.performer = Performer(job(workers=2), "h", AgentParts(*parts))
         self.state = AgentState(LifecycleSettings(2))
 
     def perform(self, *acts: Any, **state: Any) -> list[tuple[Any, ...]]:
@@ -92,58 +88,48 @@ SAY = ("participant", "say")
 FORMED = [("snapshots", "admit", "s"), ("torch", "form_group", ROUND, 1, range(2))]
 
 
-@pytest.mark.parametrize(
-    ("action", "calls"),
-    [
-        (actions.StartForkServer(), [("importing", "begin"), ("workers", "start_server")]),
-        (
-            actions.StartWorkers(ROUND, 1),
-            [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
-        ),
-        (actions.StartForNextRound((1,)), [("workers", "start_some", ROUND, 0, (1,))]),
-        (
-            actions.EnterRound(ROUND, 1, (1, 0)),
-            [
-                FORMED[0],
-                ("torch", "form_group", ROUND, 1, (1, 0)),
-                ("workers", "enter", ROUND, 1, (1, 0)),
-            ],
-        ),
-        (actions.TellWorkers(Ask(), (1,)), [("workers", "tell", Ask(), (1,))]),
-        (
-            actions.StopWorkers(5.0, (1,), signal.SIGUSR1),
-            [("reporter", "interrupted"), ("workers", "stop", 5.0, (1,), signal.SIGUSR1)],
-        ),
-        (actions.ForwardSignal(10), [("workers", "forward_signal", 10)]),
-        (actions.KillWorkers((0,), "hung"), [("workers", "kill", (0,), "hung")]),
-        (actions.HostStore(7), [("workers", "host_store", 7)]),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+ON_WORKERS: list[tuple[Any, list[tuple[Any, ...]]]] = [
+    (actions.StartForkServer(), [("importing", "begin"), ("workers", "start_server")]),
+    (
+        actions.StartWorkers(ROUND, 1),
+        [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
+    ),
+    (actions.StartForNextRound((1,)), [("workers", "start_some", ROUND, 0, (1,))]),
+    (
+        actions.EnterRound(ROUND, 1, (1, 0)),
+        [
+            FORMED[0],
+            ("torch", "form_group", ROUND, 1, (1, 0)),
+            ("workers", "enter", ROUND, 1, (1, 0)),
+        ],
+    ),
+    (actions.TellWorkers(Ask(), (1,)), [("workers", "tell", Ask(), (1,))]),
+    (
+        actions.StopWorkers(5.0, (1,), signal.SIGUSR1),
+        [("reporter", "interrupted"), ("workers", "stop", 5.0, (1,), signal.SIGUSR1)],
+    ),
+    (actions.ForwardSignal(10), [("workers", "forward_signal", 10)]),
+    (actions.KillWorkers((0,), "hung"), [("workers", "kill", (0,), "hung")]),
+    (actions.HostStore(7), [("workers", "host_store", 7)]),
+]
+
+
+@pytest.mark.parametrize(("action", "calls"), ON_WORKERS, ids=lambda value: type(value).__name__)
 def test_each_action_on_workers_reaches_them(action: Any, calls: list[tuple[Any, ...]]) -> None:
     assert Agent().perform(action) == calls
 
 
 def test_actions_are_performed_in_order_and_every_one_is_known() -> None:
-    made = {
-        actions.StartForkServer: actions.StartForkServer(),
-        actions.StartWorkers: actions.StartWorkers(ROUND, 0),
-        actions.StartForNextRound: actions.StartForNextRound((0,)),
-        actions.EnterRound: actions.EnterRound(ROUND, 0, (0,)),
-        actions.TellWorkers: actions.TellWorkers(Ask()),
-        actions.StopWorkers: actions.StopWorkers(1.0),
-        actions.ForwardSignal: actions.ForwardSignal(10),
-        actions.KillWorkers: actions.KillWorkers((0,), "hung"),
-        actions.HostStore: actions.HostStore(),
-        actions.TellRendezvous: actions.TellRendezvous(Join()),
-        actions.SetAlarm: actions.SetAlarm(1.0),
-        actions.Finish: actions.Finish(0),
-        actions.TellPeople: actions.TellPeople(WorkerStuck("it hung")),
-    }
-    assert made.keys() == set(get_args(actions.Action))
-    agent = Agent()
-    one_by_one = [call for act in made.values() for call in Agent().perform(act)]
-    assert agent.perform(*made.values()) == one_by_one
+    more = [
+        actions.TellRendezvous(Join()),
+        actions.SetAlarm(1.0),
+        actions.Finish(0),
+        actions.TellPeople(WorkerStuck("it hung")),
+    ]
+    made = [action for action, _ in ON_WORKERS] + more
+    assert {type(action) for action in made} == set(get_args(actions.Action))
+    one_by_one = [call for action in made for call in Agent().perform(action)]
+    assert Agent().perform(*made) == one_by_one
 
 
 def test_an_order_to_leave_the_round_begins_a_recovery() -> None:
@@ -184,17 +170,17 @@ def test_people_read_global_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_at_step", "accompanied", "message"),
+    ("left_at_step", "step", "accompanied", "message"),
     [
-        (False, False, "a has left"),
-        (True, False, "a has left; step 9 is saved"),
-        (True, True, "a has left; step 9 is saved; other nodes may continue"),
+        (False, 9, False, "a has left"),
+        (True, 0, False, "a has left; step 0 is saved"),
+        (True, 9, True, "a has left; step 9 is saved; other nodes may continue"),
     ],
 )
 def test_a_node_that_has_left_says_what_is_saved(
-    left_at_step: bool, accompanied: bool, message: str
+    left_at_step: bool, step: int, accompanied: bool, message: str
 ) -> None:
-    agent = Agent(accompanied=accompanied)
+    agent = Agent(step=step, accompanied=accompanied)
     facts = RoundFacts(left_at_step=left_at_step)
     agent.perform(actions.Finish(EXIT_LEFT, "has left"), facts=facts)
     assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)
@@ -210,12 +196,8 @@ def test_people_are_told_after_what_others_wait_for() -> None:
     told, left = actions.TellPeople(WorkerStuck("it hung")), LeftRound(3, FAULT)
     leaves, goes = actions.TellRendezvous(left), actions.TellRendezvous(Goodbye())
     assert _order(Agent().perform(told, leaves)) == [SAY, ("reporter", "tell")]
-    assert _order(Agent().perform(told, leaves, goes)) == [
-        SAY,
-        ("reporter", "tell"),
-        SAY,
-        ("participant", "wait_for_goodbye"),
-    ]
+    last = [SAY, ("participant", "wait_for_goodbye")]
+    assert _order(Agent().perform(told, leaves, goes)) == [SAY, ("reporter", "tell"), *last]
 
 
 def test_people_are_told_of_ranks_as_they_were_when_it_happened() -> None:

@@ -12,11 +12,8 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
 from elastic_runtime.agent.run_name import RunName
 from elastic_runtime.agent.torch_agent import TorchAgent
 from elastic_runtime.protocol.records import OutcomeRecord
-from elastic_runtime.protocol.round_records import Member, RoundRecord
+from tests.unit.agent.jobs import ROUND
 
-ROUND = RoundRecord(
-    3, "x.1", (Member("a", "a", "h1", 2), Member("b", "b", "h2", 3)), 4000, "all are here"
-)
 ENDED = OutcomeRecord("x.1", succeeded=True, exit_code=0, reason="done")
 
 
@@ -70,17 +67,11 @@ def test_any_other_end_returns_the_failures(outcome: OutcomeRecord | None) -> No
 
 
 def test_run_runs_our_loop_and_ends_with_our_end() -> None:
-    ran: list[RunResult] = []
-
-    def loop() -> RunResult:
-        ran.append(RunResult(WorkerState.SUCCEEDED, return_values={0: "a", 1: "b"}))
-        return ran[-1]
-
-    agent = Agent(loop)
+    results = iter([RunResult(WorkerState.SUCCEEDED, return_values={0: "a", 1: "b"})])
+    agent = Agent(results.__next__)
     agent.torch.form_group(ROUND, 0, range(2))
     agent.torch.name_workers()  # or torch does not know whose ends it records
-    assert agent.torch.run() is ran[0]
-    assert len(ran) == 1
+    assert agent.torch.run().return_values == {0: "a", 1: "b"}
     assert agent.closed
 
 
@@ -92,3 +83,11 @@ def test_run_ends_with_our_end_also_after_an_error() -> None:
     with pytest.raises(KeyError):
         agent.torch.run()
     assert agent.closed
+
+
+def test_torch_gets_a_rendezvous_that_has_names_and_never_makes_a_round() -> None:
+    name = RunName("etcd", "run")
+    assert (name.get_backend(), name.get_run_id()) == ("etcd", "run")
+    assert not name.is_closed() and name.num_nodes_waiting() == 0
+    with pytest.raises(RuntimeError, match="rounds come from the participant"):
+        name.next_rendezvous()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
+
+from tests.unit.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,13 +35,7 @@ finally:
 def test_everything_but_the_interpreter_is_ended_in_order(
     tmp_path: Path, late: str, said: list[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(late=late), str(tmp_path / "file")],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(_SCRIPT.format(late=late), tmp_path / "file")
     assert (done.returncode, done.stderr) == (79, "")
     assert done.stdout.split() == ["finally", "thread", *said, "early"]
     assert (tmp_path / "file").read_text() == "file\n"
@@ -61,13 +54,7 @@ sys.exit(3)
 
 
 def test_the_interpreter_is_not_taken_apart() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITH_GARBAGE],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(_WITH_GARBAGE)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
@@ -79,21 +66,12 @@ def test_a_requested_end_has_the_exit_code_that_the_sender_expects(
         "from elastic_runtime.worker.fast_exit import end_on_request\n"
         f"end_on_request(79, has_agent={has_agent})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False
-    )
-    assert done.returncode == code
+    assert run_python(script).returncode == code
 
 
 def test_an_end_by_a_signal_is_quick_too() -> None:
     script = _WITH_GARBAGE.replace("exit_fast(3)", "exit_fast(-signal.SIGINT)")
     script = f"import signal\n{script}".replace("sys.exit(3)", "raise KeyboardInterrupt")
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(script)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
     assert done.stderr.endswith("KeyboardInterrupt\n")

@@ -1,4 +1,4 @@
-"""The forms in which a script hands its function to ``elastic.run``, and what each gives back."""
+"""The forms in which a script hands its function to ``elastic.run``, and its one loop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
+from elastic_runtime.data import sample_seeds
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker import run as forms
+from elastic_runtime.worker import run_loop
+from elastic_runtime.worker.train_signature import check_signature
 from elastic_runtime.worker.world import World
+from tests.mistakes.scripts import PRELUDE, SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
 
 WORLD = World(0, 1, 0, 1, 0, 1, round=1)
 
@@ -97,8 +103,7 @@ def test_a_decorator_with_a_state_runs_at_once(
 
 def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.State) -> None:
     train: Any = elastic.run(state)(nothing)
-    assert train() is None
-    assert train(state) is None
+    assert train() is None and train(state) is None
     assert len(calls.made) == 1
     assert not train
     assert repr(train) == "None"
@@ -141,3 +146,70 @@ def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: elas
         return state.step + world.size
 
     assert elastic.run(partial(train, state))(state) == 1
+
+
+def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = torch.nn.Linear(1, 1)
+    former = elastic.Checkpointer(tmp_path, {"model": kept, "old": 1})
+    former.steps = 7
+    former.save(sync=True)
+    former.close()
+
+    model, more = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    state = elastic.State(model=model, more=more)
+
+    def run(**options: Any) -> tuple[int, float]:
+        monkeypatch.setattr(run_loop, "_ran", False)
+        ckpt = elastic.Checkpointer(tmp_path, {"model": model, "more": more})
+        try:
+            return elastic.run(
+                lambda world: (state.step, model.weight.item()), state, ckpt, **options
+            )
+        finally:
+            ckpt.close()
+
+    with pytest.raises(UsageError, match=r"in place with elastic\.run\(\.\.\., strict=False\)"):
+        run()
+    assert run(strict=False) == (7, kept.weight.item())
+
+
+# What a script may get wrong by itself; ``tests.mistakes`` has the table
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(PRELUDE, found)
+    return found
+
+
+@pytest.mark.parametrize(("expression", "words"), SCRIPTS)
+def test_a_script_is_told(
+    names: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expression: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_loop, "_ran", False)
+    monkeypatch.setattr(sample_seeds, "_present", None)
+    (tmp_path / "f").touch()
+    with pytest.raises((UsageError, AttributeError)) as told:
+        eval(expression, names)
+    said, at = str(told.value), 0
+    assert "\n" not in said
+    for part in words.split(" … "):
+        assert part in said[at:], said
+        at = said.index(part, at) + len(part)
+
+
+def two(world: Any, data: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "train", [lambda world: None, lambda *worlds: None, partial(two, data=1), print, dict]
+)
+def test_what_takes_a_world_may_train(train: Any) -> None:
+    check_signature(train)

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 
 from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, LifecycleSettings, Phase
 from elastic_runtime.agent.metrics.job_reporter import JobReporter
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.events.job_events import Hint
 from elastic_runtime.events.node_events import NodeLeaving
 from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.protocol.messages import Note
-from elastic_runtime.protocol.round_records import Member, RoundRecord
+from tests.unit.agent.jobs import ROUND, job
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Event
     from elastic_runtime.protocol.records import EventRecord
 
-ROUND = RoundRecord(3, "x.1", (Member("a", "a", "h", 1), Member("b", "b", "h", 1)), 4000, "why")
 SEALED = RoundSealed(3, workers=2, nodes=2)
 
 
@@ -31,9 +29,8 @@ class Told:
         self.state = AgentState(
             LifecycleSettings(1), Phase.RUNNING, round=ROUND, group_rank=ROUND.rank_of(node)
         )
-        entry, endpoint = Entry(SCRIPT, "train.py"), Endpoint("etcd", ("h:1",))
         self.reporter = JobReporter(
-            JobConfig(entry, endpoint, "run", node_name=node, max_nodes=2, max_restarts=0),
+            job(node_name=node, max_nodes=2, max_restarts=0),
             lambda event, /, **fields: self.events.append(event),  # type: ignore[arg-type]
             None,
             keep=lambda key, record: self.kept.append((key, record)),

@@ -1,12 +1,34 @@
-"""The frames between an agent and its fork server."""
+"""The fork server: its frames, its start before the agent, starts that are refused, and torch."""
 
 from __future__ import annotations
 
+import errno
+import inspect
 import os
 import socket
 import threading
+from typing import TYPE_CHECKING
 
+import pytest
+import torch
+from torch.numa import binding
+
+from elastic_runtime.agent.launch import run_agent
+from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerReady
+from elastic_runtime.agent.workers import fork_client
+from elastic_runtime.agent.workers.fork_client import EarlyForkServer
 from elastic_runtime.agent.workers.fork_server import receive, send
+from elastic_runtime.agent.workers.start_retry import cause, lacks_resources, next_retry, remedy
+from elastic_runtime.agent.workers.worker_processes import WorkerProcesses
+from elastic_runtime.config import Endpoint, Output
+from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import START_RETRY_TIMEOUT
+from elastic_runtime.system import torch_private
+from tests.processes import state
+from tests.unit.agent.jobs import job
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_frame_and_its_descriptors() -> None:
@@ -46,3 +68,122 @@ def test_the_other_end_is_gone() -> None:
             one.sendall(sent)
             one.close()
             assert receive(other) is None
+
+
+# A fork server that is started before its agent
+
+
+CONFIG = job(node_name="", cold=True)
+
+
+def test_what_nobody_takes_is_ended() -> None:
+    with EarlyForkServer(CONFIG) as early:
+        assert early._server is not None
+        pid = early._server.process.pid
+        assert state(pid)
+    assert not state(pid)
+    assert early.take() is None
+
+
+def test_what_is_taken_is_left_alone() -> None:
+    with EarlyForkServer(CONFIG) as early:
+        server = early.take()
+    assert server is not None
+    assert server.process.poll() is None
+    server.collect(0.0)
+
+
+def test_the_workers_take_the_server_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with EarlyForkServer(CONFIG) as early:
+        monkeypatch.delattr(fork_client, "start")  # no other one
+
+        def heard(event: object) -> None:
+            os.write(writing, b"!" if isinstance(event, ForkServerReady) else b"?")
+
+        workers = WorkerProcesses(CONFIG, heard, early=early)
+        try:
+            workers.start_server()
+            assert os.read(reading, 1) == b"!"
+        finally:
+            workers.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_an_error_before_the_agent_lives_leaves_no_server(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    config = CONFIG.with_(output=Output(log_dir=str(tmp_path / "logs")))
+    with EarlyForkServer(config) as early:
+        assert early._server is not None
+        pid = early._server.process.pid
+        with pytest.raises(UsageError, match="--log-dir"):
+            run_agent(config, lambda name, **fields: None, early)
+        assert not state(pid)
+
+
+def test_workers_do_not_inherit_the_password_of_the_store() -> None:
+    config = job(endpoint=Endpoint("etcd", ("h:1",)))
+    env = {"ELASTIC_ETCD_PASSWORD": "5ec4e7", "HOME": "/root"}
+    assert fork_client.environment_without_secrets(config, env) == {"HOME": "/root"}
+
+
+# When a start that the machine has refused is tried again
+
+
+def test_pauses_grow_and_come_to_an_end() -> None:
+    retry, now, pauses = next_retry(None, 100.0), 100.0, []
+    while retry is not None:
+        pauses.append(round(retry.again - now, 6))
+        assert retry.refusals == len(pauses)
+        now = retry.again
+        retry = next_retry(retry, now)
+        assert len(pauses) < 100
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 1.0 < pauses[-1]
+    assert START_RETRY_TIMEOUT <= now - 100.0 <= START_RETRY_TIMEOUT + pauses[-1]
+
+
+def test_the_first_refusal_is_always_followed_by_another_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.START_RETRY_TIMEOUT", 0.0)
+    first = next_retry(None, 100.0)
+    assert first is not None
+    assert next_retry(first, first.again) is None
+
+
+def test_what_the_machine_lacks_is_told_from_what_the_user_did_wrong() -> None:
+    for number in (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE):
+        assert lacks_resources(number)
+        assert cause(number)
+        assert remedy(number)
+    for number in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, 0, None):
+        assert not lacks_resources(number)
+
+
+# What the fork server leans on in torch: these fail when torch changes it
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch has no CUDA")
+def test_the_question_for_a_lost_cuda_exists() -> None:
+    assert torch._C._cuda_isInBadFork() is torch_private.cuda_is_lost() is False
+
+
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
+def test_processors_of_a_gpu(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    # The answer needs a GPU; that the question is put as torch wants it does not.
+    given = {}
+
+    def answer(**arguments: object) -> set[int]:
+        given.update(arguments)
+        return {3, 1}
+
+    real = inspect.signature(binding._get_logical_cpus_to_bind_to)
+    monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", answer)
+    assert torch_private.numa_cpus(2, mode) == [1, 3]
+    real.bind(**given)
+    assert given == {
+        "gpu_index": 2,
+        "numa_options": binding.NumaOptions(binding.AffinityMode(mode)),
+    }

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from elastic_runtime.agent.runtime_dir import RuntimeDir
 from elastic_runtime.agent.workers.round_keys import forget_rounds, key_of
 from elastic_runtime.agent.workers.worker_group import WorkerGroup
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.system.listening import Where
 from tests.processes import wait_for
+from tests.unit.agent.jobs import job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,9 +55,8 @@ def test_the_keys_of_rounds_do_not_pile_up() -> None:
 
 
 def test_an_agent_clears_its_store_as_its_workers_enter_a_round(tmp_path: Path) -> None:
-    job = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "run", node_name="n")
     runtime_dir = RuntimeDir(str(tmp_path))
-    workers = WorkerGroup(job, runtime_dir, dict, lambda item: None, Where("127.0.0.1"))
+    workers = WorkerGroup(job(), runtime_dir, dict, lambda item: None, Where("127.0.0.1"))
     workers.host_store()
     client = dist.TCPStore(
         "127.0.0.1", workers.reserve_port(), is_master=False, wait_for_workers=False
