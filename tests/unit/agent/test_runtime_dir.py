@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 
 
-def test_the_directory_of_a_killed_agent_is_swept_and_that_of_a_living_one_is_not(
+def test_the_directory_of_a_killed_agent_is_swept_and_no_other(
     tmp_path: Path,
 ) -> None:
     foreign = tmp_path / "elastic-agent-of-somebody"

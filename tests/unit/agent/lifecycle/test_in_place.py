@@ -120,14 +120,6 @@ def test_a_node_with_too_few_workers_waits_for_their_replacements() -> None:
     assert agent.said(WorkersAvailable) == [WorkersAvailable(2)]
 
 
-def test_a_node_whose_only_worker_died_stays_out_until_it_is_replaced() -> None:
-    agent = in_round(killed(0), settings=ONE_WORKER)
-    assert agent.one_said(LeftRound).workers == 0
-    assert agent.asked(StartForNextRound) == [StartForNextRound((0,))]
-    agent.play(ready(0))
-    assert agent.said(WorkersAvailable) == [WorkersAvailable(1)]
-
-
 def test_an_error_that_only_echoes_a_peer_says_so() -> None:
     agent = in_round(left(1, 0))
     assert agent.told(Interrupt)[0].local_ranks == (1,)
@@ -146,13 +138,6 @@ def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
     assert agent.said(WorkersAvailable) == [WorkersAvailable(2)]
     agent.play(sealed(5))
     assert agent.asked(EnterRound)
-
-
-def test_the_job_ends_well_when_all_have_returned() -> None:
-    agent = in_round(*all_returned(1), WorkerExited(1, 0, 0))
-    assert not agent.said(Done)
-    agent.play(WorkerExited(1, 1, 0))
-    assert agent.said(Done) == [Done(1)]
 
 
 def test_nobody_is_taken_in_once_training_is_over() -> None:
@@ -430,7 +415,7 @@ def test_a_node_that_is_asked_between_two_rounds_goes_by_way_of_the_next_one() -
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_node_that_is_asked_when_its_ranks_have_said_that_it_stays_keeps_their_word(
+def test_a_node_of_which_its_ranks_have_said_that_it_stays_keeps_their_word(
     late: int,
 ) -> None:
     agent = in_round(
@@ -453,7 +438,7 @@ def _breaks_after_it_was_asked(*remember: int) -> Walk:
 
 
 @pytest.mark.parametrize("remember", [(0, 1), (0,)])
-def test_a_node_that_was_asked_in_a_round_that_breaks_leaves_by_way_of_the_next_one(
+def test_who_was_asked_in_a_round_that_breaks_leaves_by_the_next(
     remember: tuple[int, ...],
 ) -> None:
     agent = _breaks_after_it_was_asked(*remember)
@@ -627,7 +612,7 @@ def test_a_worker_that_was_started_before_the_first_round_can_say_that_it_can_le
         ((JOINS, LeaveRequested(15), GOES), "the node was asked to leave"),
     ],
 )
-def test_what_takes_the_place_of_a_planned_change_is_why_the_round_is_left(
+def test_what_overtakes_a_planned_change_is_why_a_round_is_left(
     events: tuple[Any, ...], told: str
 ) -> None:
     assert in_round(*events, *planned(1)).one_said(LeftRound).fault.reason == told

@@ -155,7 +155,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens_a_round_is_left_only_without_workers(
+def test_whatever_happens_a_round_is_left_without_workers(
     events: list[LifecycleEvent],
 ) -> None:
     """The agent's promise to the others, and a few more that hold in every life."""
@@ -199,7 +199,8 @@ def test_each_event_has_a_row() -> None:
 
 def test_the_workers_get_the_signal_that_asked_the_node() -> None:
     assert running(LeaveRequested(signal.SIGUSR1)).one(StopWorkers).signum == signal.SIGUSR1
-    assert running(JOINS).one(StopWorkers).signum == signal.SIGTERM
+    planned = running(JOINS).one(StopWorkers)
+    assert (planned.signum, planned.grace) == (signal.SIGTERM, SETTINGS.timeouts.grace)
 
 
 @pytest.mark.parametrize(("signum", "told"), [(signal.SIGUSR1, True), (15, False), (2, False)])
@@ -235,11 +236,6 @@ def test_workers_that_we_end_are_not_failures() -> None:
 def test_an_own_error_right_after_the_order_to_stop_is_still_told() -> None:
     walk = running(Switch(1, True, "broke"), failed(0, "ValueError: mine"), ended_by_us(1))
     assert walk.one_said(LeftRound).fault.kind == FAILED
-
-
-def test_a_planned_change_gives_plain_scripts_the_grace() -> None:
-    walk = running(JOINS)
-    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.grace
 
 
 def test_a_planned_change_lets_workers_with_a_checkpointer_choose_the_step() -> None:

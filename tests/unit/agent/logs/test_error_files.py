@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from elastic_runtime.agent.lifecycle.fault_classification import WorkerError
 from elastic_runtime.agent.logs.error_files import failure, read_error_file
 from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes, leave_error
 from elastic_runtime.worker import worker_main
@@ -25,6 +26,11 @@ def body(message: Any, **extra: Any) -> bytes:
 
 BROKEN = {
     "empty": b"",
+    "cut off": b"{",
+    "list": b"[]",
+    "nothing": b"{}",
+    "number": b'{"message": 3}',
+    "number inside": b'{"message": {"message": 3}}',
     "not UTF-8": b'{"message": "\xff\xfe"}',
     "huge": b'{"message": "' + b"x" * (5 << 20) + b'"}',
     "deep": b"[" * 200_000,
@@ -61,6 +67,12 @@ def test_a_strange_file_is_told_as_far_as_it_can_be(kind: str, tmp_path: Path) -
     path.write_bytes(STRANGE[kind])
     assert read_error_file(str(path)) is not None
     assert str(path) in described(path)
+
+
+def test_torchs_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(body("ValueError: x", py_callstack="Traceback …", timestamp="12.5"))
+    assert read_error_file(str(path)) == WorkerError("ValueError: x", "Traceback …", 12.5)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -109,9 +121,7 @@ def test_a_worker_says_whether_its_error_is_a_lost_peer(
     assert [file and file.echo for file in files] == [echo, False]
 
 
-def test_a_file_system_without_hard_links_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
@@ -148,7 +158,7 @@ def test_the_launchers_file_is_a_pipe_that_nobody_reads(
     assert f"the error file {path} cannot be written" in capsys.readouterr().err
 
 
-def test_of_several_nodes_the_one_whose_worker_failed_first(
+def test_of_several_nodes_the_first_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have heard that rank 2 has failed, or have failed because of that."""

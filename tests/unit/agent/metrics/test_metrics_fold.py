@@ -313,7 +313,7 @@ def test_goodput_falls_while_nothing_moves() -> None:
         max_size=30,
     )
 )
-def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
+def test_goodput_is_a_share_and_counters_grow_always(
     story: list[tuple[str, int, Any]],
 ) -> None:
     state, now, number, step, count = Measured(0.0), 1.0, 0, 0, 0
@@ -368,7 +368,7 @@ def test_checkpoints_and_snapshots() -> None:
         ((turned(110, -1, 0, 0.0), (111.0, JobDone(1.0))), 500.0, False),
     ],
 )
-def test_an_agent_hangs_whose_loop_has_stopped(
+def test_who_has_a_loop_that_stopped_hangs(
     events: tuple[Told, ...], now: float, hangs: bool
 ) -> None:
     assert (told(*events).hangs(now) is not None) is hangs
@@ -458,7 +458,5 @@ def test_the_first_step_of_another_worker_does_not_end_what_has_come_since() -> 
 
 
 @pytest.mark.parametrize(("left_at", "reached"), [(71, 71), (0, 0), (-1, 91)])
-def test_what_a_round_makes_again_is_counted_from_the_round_before(
-    left_at: int, reached: int
-) -> None:
+def test_what_is_made_again_counts_from_the_round_before(left_at: int, reached: int) -> None:
     assert step_before_round(left_at, Budget(best_step=91)) == reached

@@ -54,7 +54,7 @@ def test_none_starts_unasked(made: list[_Server], tmp_path: Path) -> None:
     assert not made and watchdogs.environment() == {}
 
 
-def test_each_starts_once_and_ends(
+def test_each_starts_and_ends(
     made: list[_Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ON, "1")

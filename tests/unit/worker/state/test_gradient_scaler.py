@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,11 +13,10 @@ from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.training_state import State
 from tests.queued_device import QueuedDevice
+from tests.unit.worker.state.small_job import begun, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from elastic_runtime.worker.state.commit_image import CommitImage
 
 
 class Own:
@@ -42,8 +40,7 @@ class Rank:
         self.scaler = torch.amp.GradScaler("cpu", enabled=enabled)
         scaler = Own(self.scaler) if own else self.scaler
         self.state = State(shadow=shadow, model=self.model, optim=self.optim, scaler=scaler)
-        self.state._on_commit = lambda: None
-        self.state.remember_commit(0)
+        begun(self.state)
         self.explicit = False
         self.step()
         self.step()
@@ -77,13 +74,6 @@ class Rank:
         assert self.state.step == steps
         assert self.model.weight.item() == steps
         assert self.scaler.get_scale() == (65536.0 if self.scaler.is_enabled() else 1.0)
-
-
-def _received(state: State) -> CommitImage:
-    picture = state.commit_image()
-    return type(picture)(
-        json.loads(json.dumps(picture.meta)), [tensor.clone() for tensor in picture.tensors]
-    )
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -124,8 +114,7 @@ def test_the_state_of_another_rank_finds_a_scaler_ready(where: str) -> None:
     other.step()
     rank = Rank()
     rank.break_off(where)
-    meta, tensors = _received(other.state)
-    rank.state.load(meta, tensors)
+    rank.state.load(*copy_of(other.state.commit_image()))
     rank.check(4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.training_state import State
 from tests.queued_device import QueuedDevice, QueuedSGD
+from tests.unit.worker.state.small_job import begun
 
 
 class Rank:
@@ -19,6 +22,7 @@ class Rank:
 
     def __init__(self, *, shadow: bool = False, optimizers: int = 1) -> None:
         self.device = QueuedDevice()
+        self.device.when_blocked = self.device.peer_comes
         self.interrupted = False
         models = [nn.Linear(1, 1, bias=False) for _ in range(optimizers)]
         self.weights = [model.weight for model in models]
@@ -26,12 +30,11 @@ class Rank:
         named = {f"model{n}": model for n, model in enumerate(models)}
         named |= {f"optim{n}": optim for n, optim in enumerate(self.optims)}
         self.state = State(shadow=shadow, **named)
-        self.state._on_commit = lambda: None
         self.state._gate = OptimizerGate(self.check, self.device)
         for weight in self.weights:
             weight.data.fill_(10.0)
             weight.grad = torch.zeros_like(weight)
-        self.state.remember_commit(0)
+        begun(self.state)
 
     def check(self) -> None:
         if self.interrupted:
@@ -47,6 +50,13 @@ class Rank:
         assert grad is not None
         self.device.kernel(lambda: grad.fill_(0.5))
         self.device.all_reduce(grad, whole=1.0)
+
+    def replay(self, weight: nn.Parameter) -> None:
+        """The same from a CUDA graph."""
+        grad = weight.grad
+        assert grad is not None
+        self.device.kernel(lambda: grad.fill_(0.5))
+        self.device.replay_reduce(grad, whole=1.0)
 
     def values(self) -> list[float]:
         self.device.wait(None)  # whatever was queued has run by the time that others ask
@@ -77,13 +87,10 @@ def test_whenever_the_abort_comes_no_garbage_is_committed(
     optimizers: int, shadow: bool, dies: int
 ) -> None:
     rank = Rank(shadow=shadow, optimizers=optimizers)
-    rank.device.when_blocked = rank.device.peer_comes
     _step(rank, dies=9)  # one step that is whole
     assert rank.values() == [9.0] * optimizers
-    try:
+    with suppress(WorldChanged):
         _step(rank, dies=dies)
-    except WorldChanged:
-        pass
     values = rank.values()
     status = rank.state.rank_status()
     assert status.condition in (MemoryCondition.CLEAN, MemoryCondition.FINISHED)
@@ -118,7 +125,6 @@ def test_without_a_look_between_the_two_the_garbage_counts() -> None:
 
 def test_an_abort_after_the_look_finds_the_queue_empty() -> None:
     rank = Rank()
-    rank.device.when_blocked = rank.device.peer_comes
     rank.backward(rank.weights[0])
     rank.optims[0].step()
     rank.interrupt()
@@ -128,7 +134,6 @@ def test_an_abort_after_the_look_finds_the_queue_empty() -> None:
 
 def test_a_second_optimizer_without_a_collective_finishes_the_step() -> None:
     rank = Rank(optimizers=2)
-    rank.device.when_blocked = rank.device.peer_comes
     for weight in rank.weights:
         rank.backward(weight)
     rank.optims[0].step()
@@ -140,13 +145,9 @@ def test_a_second_optimizer_without_a_collective_finishes_the_step() -> None:
 
 def test_what_a_cuda_graph_replays_is_waited_for_although_nobody_counts_it() -> None:
     rank = Rank()
-    rank.device.when_blocked = rank.device.peer_comes
     _step(rank, dies=9)  # the one in which the collective is recorded, and counted
     rank.device.when_blocked = rank.interrupt
-    grad = rank.weights[0].grad
-    assert grad is not None
-    rank.device.kernel(lambda: grad.fill_(0.5))
-    rank.device.replay_reduce(grad, whole=1.0)
+    rank.replay(rank.weights[0])
     with pytest.raises(WorldChanged):
         rank.optims[0].step()
     assert rank.state.rank_status().condition is MemoryCondition.CLEAN
@@ -156,13 +157,10 @@ def test_what_a_cuda_graph_replays_is_waited_for_although_nobody_counts_it() -> 
 def test_an_optimizer_that_comes_again_begins_another_step() -> None:
     """Several steps may be one commit; what the second one replays is waited for as well."""
     rank = Rank()
-    rank.device.when_blocked = rank.device.peer_comes
     _step(rank, dies=9)
     rank.optims[0].step()
     rank.device.when_blocked = rank.interrupt
-    grad = rank.weights[0].grad
-    assert grad is not None
-    rank.device.replay_reduce(grad, whole=1.0)
+    rank.replay(rank.weights[0])
     with pytest.raises(WorldChanged):
         rank.optims[0].step()
 
@@ -189,7 +187,6 @@ def test_a_commit_before_which_no_optimizer_waited_looks_itself() -> None:
 
 def test_an_optimizer_is_not_recorded_though_all_collectives_have_succeeded() -> None:
     rank = Rank()
-    rank.device.when_blocked = rank.device.peer_comes
     _step(rank, dies=9)
     rank.optims[0].step()  # a warm-up on the gradients that are there
     rank.device.recording = True
@@ -199,7 +196,6 @@ def test_an_optimizer_is_not_recorded_though_all_collectives_have_succeeded() ->
 
 def test_a_collective_between_two_optimizers_is_looked_at() -> None:
     rank = Rank(optimizers=2)
-    rank.device.when_blocked = rank.device.peer_comes
     with pytest.raises(WorldChanged):
         _step(rank, dies=2, separate=True)
     assert rank.state.rank_status().condition is MemoryCondition.DIRTY
@@ -207,7 +203,6 @@ def test_a_collective_between_two_optimizers_is_looked_at() -> None:
 
 def test_a_collective_after_the_optimizer_must_end_well_before_the_step_counts() -> None:
     rank = Rank()
-    rank.device.when_blocked = rank.device.peer_comes
     rank.backward(rank.weights[0])
     rank.optims[0].step()
     rank.device.all_reduce(torch.zeros(1), whole=3.0)

@@ -19,6 +19,7 @@ from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.state.training_state import State
 from tests.etcd_server import free_port
+from tests.unit.worker.state.small_job import begun
 
 _GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 _CYCLES = 1_000_000_000  # of the GPU's clock: about half a second
@@ -27,10 +28,7 @@ _CYCLES = 1_000_000_000  # of the GPU's clock: about half a second
 def _job() -> tuple[nn.Module, torch.optim.Optimizer, State]:
     model = nn.Linear(4, 4, bias=False).cuda()
     optim = torch.optim.SGD(model.parameters(), lr=1.0)
-    state = State(model=model, optim=optim)
-    state._on_commit = lambda: None
-    state.remember_commit(0)
-    return model, optim, state
+    return model, optim, begun(State(model=model, optim=optim))
 
 
 @pytest.mark.skipif(_GPUS < 1, reason="needs a GPU")
