@@ -110,9 +110,7 @@ def test_the_first_word_is_hello(agent: FakeAgent, worker: WorkerContext) -> Non
     assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
 
 
-def test_a_leave_request_is_heard_whatever_came_before(
-    agent: FakeAgent, worker: WorkerContext
-) -> None:
+def test_a_request_is_heard_whatever_came_before(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.accept_leave_requests()
     agent.hear()
     leave = Leave(round=7, reason="a node joins").encode()
@@ -122,9 +120,7 @@ def test_a_leave_request_is_heard_whatever_came_before(
     assert worker.leave_requested.wait(DEADLINE)
 
 
-def test_a_leave_request_for_another_round_is_ignored(
-    agent: FakeAgent, worker: WorkerContext
-) -> None:
+def test_a_request_for_another_round_is_ignored(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.accept_leave_requests()
     agent.hear()
     agent.say(Leave(round=6, reason="late").encode())
@@ -143,9 +139,7 @@ def test_what_is_said_once_leaves_nothing_behind(agent: FakeAgent, worker: Worke
     listener_has_ended()
 
 
-def test_what_is_said_once_keeps_a_connection_that_was_there(
-    agent: FakeAgent, worker: WorkerContext
-) -> None:
+def test_what_is_said_once_keeps_a_connection(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.note(CheckpointCommitted(2))
     worker.note_once(CheckpointCommitted(3))
     worker.note(CheckpointCommitted(4))

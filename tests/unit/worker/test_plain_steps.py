@@ -65,7 +65,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("connected", "at_work")
-def test_a_trainer_is_told_of_at_the_third_step(told: list[TrainerUnadapted]) -> None:
+def test_a_trainer_is_told_of_in_time(told: list[TrainerUnadapted]) -> None:
     train(2, optimizers=3)
     assert not told
     train(9)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
+from elastic_runtime import Checkpointer, State
 from elastic_runtime.data import sample_seeds
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker import run as forms
@@ -46,13 +47,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 @pytest.fixture
-def state() -> elastic.State:
-    return elastic.State(model=nn.Linear(1, 1))
+def state() -> State:
+    return State(model=nn.Linear(1, 1))
 
 
 @pytest.fixture
-def saver(state: elastic.State) -> elastic.Checkpointer:
-    return elastic.Checkpointer("memory://test-run", dict(state.parts))
+def saver(state: State) -> Checkpointer:
+    return Checkpointer("memory://test-run", dict(state.parts))
 
 
 def size(world: World) -> int:
@@ -64,7 +65,7 @@ def nothing(world: World) -> None:
 
 
 def test_the_function_runs_where_it_is_called(
-    calls: Calls, state: elastic.State, saver: elastic.Checkpointer
+    calls: Calls, state: State, saver: Checkpointer
 ) -> None:
     assert elastic.run(size, state) == 1
     assert elastic.run(size, state, saver, start_over=True) == 1
@@ -77,7 +78,7 @@ def test_the_function_runs_where_it_is_called(
 
 
 def test_a_bare_decorator_runs_when_the_function_is_called(
-    calls: Calls, state: elastic.State, saver: elastic.Checkpointer
+    calls: Calls, state: State, saver: Checkpointer
 ) -> None:
     @elastic.run
     def train(world: World) -> int:
@@ -92,7 +93,7 @@ def test_a_bare_decorator_runs_when_the_function_is_called(
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_decorator_with_a_state_runs_at_once(
-    calls: Calls, state: elastic.State, saver: elastic.Checkpointer, by_name: bool
+    calls: Calls, state: State, saver: Checkpointer, by_name: bool
 ) -> None:
     if by_name:
         assert elastic.run(state=state, checkpointer=saver)(size) == 1
@@ -101,7 +102,7 @@ def test_a_decorator_with_a_state_runs_at_once(
     assert calls.made == [{"state": state, "saver": saver, "start_over": False, "strict": True}]
 
 
-def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.State) -> None:
+def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: State) -> None:
     train: Any = elastic.run(state)(nothing)
     assert train() is None and train(state) is None
     assert len(calls.made) == 1
@@ -127,7 +128,7 @@ def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.
     ],
 )
 def test_a_mistake_is_told_on_the_spot(
-    calls: Calls, state: elastic.State, misuse: Callable[[Any], Any], told: str
+    calls: Calls, state: State, misuse: Callable[[Any], Any], told: str
 ) -> None:
     with pytest.raises(UsageError, match=r"elastic\.run") as refused:
         misuse(state)
@@ -141,8 +142,8 @@ def test_a_call_without_a_state_whose_result_goes_nowhere_is_refused(calls: Call
     assert calls.made == []
 
 
-def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: elastic.State) -> None:
-    def train(state: elastic.State, world: World) -> int:
+def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: State) -> None:
+    def train(state: State, world: World) -> int:
         return state.step + world.size
 
     assert elastic.run(partial(train, state))(state) == 1
@@ -150,17 +151,17 @@ def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: elas
 
 def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = torch.nn.Linear(1, 1)
-    former = elastic.Checkpointer(tmp_path, {"model": kept, "old": 1})
+    former = Checkpointer(tmp_path, {"model": kept, "old": 1})
     former.steps = 7
     former.save(sync=True)
     former.close()
 
     model, more = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    state = elastic.State(model=model, more=more)
+    state = State(model=model, more=more)
 
     def run(**options: Any) -> tuple[int, float]:
         monkeypatch.setattr(run_loop, "_ran", False)
-        ckpt = elastic.Checkpointer(tmp_path, {"model": model, "more": more})
+        ckpt = Checkpointer(tmp_path, {"model": model, "more": more})
         try:
             return elastic.run(
                 lambda world: (state.step, model.weight.item()), state, ckpt, **options

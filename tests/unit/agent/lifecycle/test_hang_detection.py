@@ -236,7 +236,7 @@ def test_who_does_not_answer_for_long_is_replaced() -> None:
     ("heard", "ends"),
     [(None, True), (WAITS, True), (WORKS, False)],
 )
-def test_who_does_not_leave_is_ended_unless_it_is_busy(
+def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
     heard: WorkerSaid | None, ends: bool
 ) -> None:
     agent = in_round(BREAKS, left(1, 1), Alarm())
@@ -268,7 +268,7 @@ def test_a_busy_worker_of_a_node_that_leaves_gets_no_more_than_the_grace_again()
 
 
 @pytest.mark.parametrize(("heard", "ends"), [(WORKS, True), (SAYS_WHY, False)])
-def test_who_works_while_the_others_wait_is_ended_unless_it_says_why(
+def test_who_works_while_all_others_have_waited_is_ended_unless_it_says_why(
     heard: WorkerSaid, ends: bool
 ) -> None:
     hangs = Switch(1, broken=True, reason=f"no step for 62 s: {HANG} (--hang-timeout)")
@@ -281,7 +281,7 @@ def test_who_works_while_the_others_wait_is_ended_unless_it_says_why(
     ("heard", "why"),
     [(WORKS, "no step for 161 s, and it is at train.py:9 (--hang-timeout)"), (SAYS_WHY, "")],
 )
-def test_who_hangs_is_found_also_in_a_round_that_broke_otherwise(
+def test_who_hangs_is_found_also_in_a_round_that_has_broken_for_another_reason(
     heard: WorkerSaid, why: str
 ) -> None:
     agent = in_round()

@@ -415,9 +415,7 @@ def test_a_node_that_is_asked_between_two_rounds_goes_by_way_of_the_next_one() -
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_node_of_which_its_ranks_have_said_that_it_stays_keeps_their_word(
-    late: int,
-) -> None:
+def test_a_node_of_which_its_ranks_have_said_that_it_stays_keeps_their_word(late: int) -> None:
     agent = in_round(
         GOES,
         LeaveRequested(15),
@@ -438,9 +436,7 @@ def _breaks_after_it_was_asked(*remember: int) -> Walk:
 
 
 @pytest.mark.parametrize("remember", [(0, 1), (0,)])
-def test_who_was_asked_in_a_round_that_breaks_leaves_by_the_next(
-    remember: tuple[int, ...],
-) -> None:
+def test_who_was_asked_in_a_round_that_breaks_leaves_by_the_next(remember: tuple[int, ...]) -> None:
     agent = _breaks_after_it_was_asked(*remember)
     said = agent.one_said(LeftRound)
     assert (said.stays, said.workers) == (True, len(remember))
@@ -612,7 +608,7 @@ def test_a_worker_that_was_started_before_the_first_round_can_say_that_it_can_le
         ((JOINS, LeaveRequested(15), GOES), "the node was asked to leave"),
     ],
 )
-def test_what_overtakes_a_planned_change_is_why_a_round_is_left(
+def test_what_takes_the_place_of_a_planned_change_is_why_the_round_is_left(
     events: tuple[Any, ...], told: str
 ) -> None:
     assert in_round(*events, *planned(1)).one_said(LeftRound).fault.reason == told

@@ -155,9 +155,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens_a_round_is_left_without_workers(
-    events: list[LifecycleEvent],
-) -> None:
+def test_whatever_happens_a_round_is_left_without_workers(events: list[LifecycleEvent]) -> None:
     """The agent's promise to the others, and a few more that hold in every life."""
     walk = Walk()
     ends = 0

@@ -158,7 +158,7 @@ def test_the_launchers_file_is_a_pipe_that_nobody_reads(
     assert f"the error file {path} cannot be written" in capsys.readouterr().err
 
 
-def test_of_several_nodes_the_first_that_failed(
+def test_of_several_nodes_the_one_whose_worker_failed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others have heard that rank 2 has failed, or have failed because of that."""

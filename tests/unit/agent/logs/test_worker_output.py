@@ -148,7 +148,7 @@ def test_an_unfinished_line_is_shown_after_a_while(screen: Screen, pipe: tuple[i
     assert screen.shows() == b"p Password: \n"
 
 
-def test_the_rest_is_taken_from_a_pipe_that_stays_open(
+def test_the_rest_is_taken_at_the_end_though_the_pipe_stays_open(
     screen: Screen, pipe: tuple[int, int]
 ) -> None:
     reading, writing = pipe
@@ -402,7 +402,7 @@ def test_what_fails_for_any_reason_is_said_once_and_tried_again(
     writer.close()
 
 
-def test_a_stuck_disk_holds_up_for_a_while_and_costs_only_the_log(
+def test_a_stuck_disk_holds_up_for_a_while_and_then_costs_only_the_log(
     disk: Disk, tmp_path: Path
 ) -> None:
     relieved = threading.Event()

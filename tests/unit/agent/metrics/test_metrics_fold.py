@@ -313,9 +313,7 @@ def test_goodput_falls_while_nothing_moves() -> None:
         max_size=30,
     )
 )
-def test_goodput_is_a_share_and_counters_grow_always(
-    story: list[tuple[str, int, Any]],
-) -> None:
+def test_goodput_is_a_share_and_counters_grow_always(story: list[tuple[str, int, Any]]) -> None:
     state, now, number, step, count = Measured(0.0), 1.0, 0, 0, 0
     restarts = dict.fromkeys(RESTART_CLASSES, 0)
     for what, amount, more in story:
@@ -368,7 +366,7 @@ def test_checkpoints_and_snapshots() -> None:
         ((turned(110, -1, 0, 0.0), (111.0, JobDone(1.0))), 500.0, False),
     ],
 )
-def test_who_has_a_loop_that_stopped_hangs(
+def test_an_agent_hangs_whose_loop_has_stopped(
     events: tuple[Told, ...], now: float, hangs: bool
 ) -> None:
     assert (told(*events).hangs(now) is not None) is hangs

@@ -144,9 +144,7 @@ def test_pauses_grow_and_come_to_an_end() -> None:
     assert START_RETRY_TIMEOUT <= now - 100.0 <= START_RETRY_TIMEOUT + pauses[-1]
 
 
-def test_a_first_refusal_is_followed_by_another_try(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_first_refusal_is_followed_by_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.START_RETRY_TIMEOUT", 0.0)
     first = next_retry(None, 100.0)
     assert first is not None

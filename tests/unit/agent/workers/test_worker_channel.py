@@ -85,7 +85,7 @@ def test_a_socket_that_was_removed_is_made_again(end: End) -> None:
     assert [told.get(timeout=PATIENCE) for told in (first, second)] == [Dismiss(), Dismiss()]
 
 
-def test_a_caller_waits_while_there_are_no_files(
+def test_a_caller_waits_where_too_many_files_are_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = iter(range(2))

@@ -74,9 +74,7 @@ def averages_in_three_rounds(port: int, *, road: str, early: bool, hook: bool) -
 
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("early", "hook"), [(True, False), (False, False), (False, True)])
-def test_one_wrapper_averages_over_whichever_ranks_there_are(
-    road: str, early: bool, hook: bool
-) -> None:
+def test_one_wrapper_averages_over_all_ranks_there_are(road: str, early: bool, hook: bool) -> None:
     found = on_ranks(3, averages_in_three_rounds, road=road, early=early, hook=hook)
     expected = [[0.5, 0.5, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0, 1.5, 1.5], [1.0, 1.0, 1.5, 1.5]]
     averages, wrappers, calls, evaluates = zip(*found, strict=True)

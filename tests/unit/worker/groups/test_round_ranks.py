@@ -81,9 +81,7 @@ def interrupted_in_a_group_of_the_script(port: int, *, road: str, made: bool) ->
     ("made", "error"),
     [(True, r"RuntimeError: .*Connection closed by peer"), (False, "Interrupted: ")],
 )
-def test_an_interrupt_releases_a_rank_from_groups_of_the_script(
-    road: str, made: bool, error: str
-) -> None:
+def test_an_interrupt_ends_waits_in_groups_of_the_script(road: str, made: bool, error: str) -> None:
     said, _ = on_ranks(2, interrupted_in_a_group_of_the_script, road=road, made=made)
     assert re.match(error, said, re.DOTALL)
 
@@ -126,9 +124,7 @@ def enters_a_round_while_a_group_is_made(port: int, *, road: str, told: bool) ->
 
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("told", [True, False])
-def test_a_group_that_was_not_finished_does_not_hold_up_the_next_round(
-    told: bool, road: str
-) -> None:
+def test_an_unfinished_group_does_not_hold_up_the_next_round(told: bool, road: str) -> None:
     soon, _ = on_ranks(2, enters_a_round_while_a_group_is_made, told=told, road=road)
     assert soon
 
@@ -158,9 +154,7 @@ def interrupted_in_the_store(port: int, *, road: str, met: bool) -> tuple[bool, 
 
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("met", [False, True])
-def test_before_the_first_step_an_interrupt_releases_who_waits_in_the_store(
-    met: bool, road: str
-) -> None:
+def test_before_the_first_step_an_interrupt_ends_waits_in_the_store(met: bool, road: str) -> None:
     ((released, kept),) = on_ranks(1, interrupted_in_the_store, met=met, road=road)
     assert released
     # Another client costs name look-ups, and in a running round nobody waits in this one.

@@ -94,9 +94,7 @@ TORCH = "/lib/site-packages/torch/nn/linear.py"
         ((OURS, TORCH), OURS),
     ],
 )
-def test_an_error_of_the_script_is_shown_from_the_script_on(
-    files: tuple[str, ...], first: str
-) -> None:
+def test_an_error_is_shown_from_the_script_on(files: tuple[str, ...], first: str) -> None:
     trace = _raised_by(*files)
     begins = thread_inspection.in_script(trace)
     assert begins is not None

@@ -15,6 +15,7 @@ from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateLost
 from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
+from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.state_parts import StatefulPart
 from elastic_runtime.worker.state.training_state import State
 from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
@@ -194,6 +195,36 @@ def test_a_step_whose_optimizer_raises_is_half_done() -> None:
     assert job.state.rank_status().condition is MemoryCondition.DIRTY
     job.optim.step()  # on top of what the first one has left
     assert job.state.rank_status().condition is MemoryCondition.DIRTY
+
+
+@pytest.mark.parametrize(
+    ("story", "first", "may_be_all", "whole"),
+    [
+        ("d d g", [True, False, False], True, False),  # nobody knows yet what is usual
+        ("( (", [True, False], False, False),
+        ("d d g | d g", [True, False], False, False),
+        ("d d g | d g d", [True, False, False], False, True),
+        ("d d g | d | d g", [True, False], False, False),  # the most of any commit counts
+        ("a | a (", [True, False], False, False),  # inside of a step
+        ("a | ( ! a", [True], False, True),  # one that raised is forgotten
+    ],
+)
+def test_a_step_is_whole_when_each_optimizer_has_made_as_many_as_ever(
+    story: str, first: list[bool], may_be_all: bool, whole: bool
+) -> None:
+    """They make steps, or begin one; ``|`` is a commit, and with ``!`` counting begins anew."""
+    steps, begun = OptimizerSteps(), list[bool]()
+    assert not steps.commit(), "none has made a step"
+    for word in story.split():
+        if word in "|!":
+            assert word == "!" or steps.commit()
+            steps.clear()
+            begun.clear()
+        else:
+            begun.append(steps.begin())
+            if word != "(":
+                steps.end(word)
+    assert (begun, steps.may_be_all, steps.are_as_usual) == (first, may_be_all, whole)
 
 
 def test_a_shadow_rolls_back_from_anywhere() -> None:
