@@ -1,4 +1,4 @@
-"""What an agent's actions do to its workers, its part in the rendezvous, and what people read."""
+"""What an agent's actions do to its workers, its part in the rendezvous, people, and torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elastic_runtime.agent.lifecycle import lifecycle_types as actions
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
@@ -16,12 +18,15 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
     RoundFacts,
     Step,
 )
+from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
 from elastic_runtime.agent.performer import AgentParts, Performer
+from elastic_runtime.agent.run_name import RunName
+from elastic_runtime.agent.torch_agent import TorchAgent
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkerStuck
 from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Ask, Interrupt
-from elastic_runtime.protocol.records import FAILED, FaultReport
+from elastic_runtime.protocol.records import FAILED, FaultReport, OutcomeRecord
 from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Goodbye,
@@ -221,3 +226,85 @@ def test_people_are_told_also_if_what_follows_is_impossible() -> None:
     with pytest.raises(OSError, match="no port"):
         agent.perform(actions.TellPeople(WorkerStuck("it hung")), actions.HostStore(7))
     assert agent.calls == [("reporter", "tell", WorkerStuck("it hung"))]
+
+
+# torch's part of an agent: what it records of the workers, and what ``run`` returns
+
+
+ENDED = OutcomeRecord("x.1", succeeded=True, exit_code=0, reason="done")
+
+
+class Looping:
+    """torch's agent, with a loop and an end that are noted."""
+
+    def __init__(self, loop: Any = lambda: RunResult(WorkerState.SUCCEEDED)) -> None:
+        self.closed = 0
+        spec = WorkerSpec(
+            role="trainer", local_world_size=2, rdzv_handler=RunName("etcd", "run"), entrypoint="x"
+        )
+        self.torch = TorchAgent(spec, loop, self._close)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+
+def test_a_group_has_the_ranks_of_this_nodes_workers_in_their_order() -> None:
+    torch = Looping().torch
+    torch.form_group(ROUND, 1, (2, 0))
+    torch.name_workers()
+    group = torch.get_worker_group()
+    assert (group.group_rank, group.group_world_size) == (1, 2)
+    assert (group.master_addr, group.master_port) == ("h1", 4000)
+    assert [(w.local_rank, w.global_rank, w.world_size, w.id) for w in group.workers] == [
+        (2, 2, 5, 2),
+        (0, 3, 5, 3),
+    ]
+    assert group.state is WorkerState.HEALTHY
+
+
+def test_a_job_that_is_done_returns_the_values_by_global_rank() -> None:
+    torch = Looping().torch
+    torch.form_group(ROUND, 1, range(2))
+    result = torch.result(Finish(0, outcome=ENDED), {}, lambda local_rank: f"of {local_rank}")
+    assert result.state is WorkerState.SUCCEEDED
+    assert result.return_values == {2: "of 0", 3: "of 1"}
+
+
+@pytest.mark.parametrize(
+    "outcome", [None, OutcomeRecord("x.1", succeeded=False, exit_code=1, reason="it failed")]
+)
+def test_any_other_end_returns_the_failures(outcome: OutcomeRecord | None) -> None:
+    torch = Looping().torch
+    torch.form_group(ROUND, 0, range(2))
+    failures = {1: ProcessFailure(1, 77, 1, "")}
+    result = torch.result(Finish(1, outcome=outcome), failures, lambda local_rank: None)
+    assert result.state is WorkerState.FAILED
+    assert result.failures == failures
+    assert not result.return_values
+
+
+def test_run_runs_our_loop_and_ends_with_our_end() -> None:
+    results = iter([RunResult(WorkerState.SUCCEEDED, return_values={0: "a", 1: "b"})])
+    agent = Looping(results.__next__)
+    agent.torch.form_group(ROUND, 0, range(2))
+    agent.torch.name_workers()  # or torch does not know whose ends it records
+    assert agent.torch.run().return_values == {0: "a", 1: "b"}
+    assert agent.closed
+
+
+def test_run_ends_with_our_end_also_after_an_error() -> None:
+    def loop() -> RunResult:
+        raise KeyError("broken")
+
+    agent = Looping(loop)
+    with pytest.raises(KeyError):
+        agent.torch.run()
+    assert agent.closed
+
+
+def test_torch_gets_a_rendezvous_that_has_names_and_never_makes_a_round() -> None:
+    name = RunName("etcd", "run")
+    assert (name.get_backend(), name.get_run_id()) == ("etcd", "run")
+    assert not name.is_closed() and name.num_nodes_waiting() == 0
+    with pytest.raises(RuntimeError, match="rounds come from the participant"):
+        name.next_rendezvous()
