@@ -72,7 +72,7 @@ def test_who_cannot_train_ends_with_a_usage_error(tmp_path: Path, body: str, tol
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_place(
+def test_a_mistake_is_told_with_its_place_in_the_script(
     tmp_path: Path, body: str, error: str, where: str
 ) -> None:
     code, found = _as_worker(tmp_path, body)

@@ -17,7 +17,7 @@ import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from tests.ranks import run_ranks, values
-from tests.unit.worker.groups.roads import ROADS, begin_in_place, meet, on_ranks, place, regrouping
+from tests.unit.worker.groups.roads import begin_in_place, meet, on_ranks, place, regrouping
 
 
 def _model() -> torch.nn.Sequential:
@@ -72,7 +72,6 @@ def averages_in_three_rounds(port: int, *, road: str, early: bool, hook: bool) -
     return averages, len(wrappers), len(calls), not wrappers.pop().training
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("early", "hook"), [(True, False), (False, False), (False, True)])
 def test_one_wrapper_averages_over_all_ranks_there_are(road: str, early: bool, hook: bool) -> None:
     found = on_ranks(3, averages_in_three_rounds, road=road, early=early, hook=hook)
@@ -144,7 +143,6 @@ def is_used_after_the_last_round(port: int, *, road: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_a_wrapper_that_is_used_after_the_last_round_says_so(road: str) -> None:
     said = on_ranks(2, is_used_after_the_last_round, road=road)
     assert all("inside of train(world) only" in one for one in said)

@@ -35,7 +35,6 @@ from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from tests import processes
 from tests.ranks import run_ranks, values
 from tests.unit.worker.groups.roads import (
-    ROADS,
     begin_in_place,
     in_place,
     meet,
@@ -76,7 +75,6 @@ def interrupted_in_a_group_of_the_script(port: int, *, road: str, made: bool) ->
     return "nothing"
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     ("made", "error"),
     [(True, r"RuntimeError: .*Connection closed by peer"), (False, "Interrupted: ")],
@@ -122,7 +120,6 @@ def enters_a_round_while_a_group_is_made(port: int, *, road: str, told: bool) ->
     return not entering.is_alive()
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("told", [True, False])
 def test_an_unfinished_group_does_not_hold_up_the_next_round(told: bool, road: str) -> None:
     soon, _ = on_ranks(2, enters_a_round_while_a_group_is_made, told=told, road=road)
@@ -152,7 +149,6 @@ def interrupted_in_the_store(port: int, *, road: str, met: bool) -> tuple[bool, 
     return not waiting.is_alive(), ranks._stores.client("127.0.0.1", port) is before
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("met", [False, True])
 def test_before_the_first_step_an_interrupt_ends_waits_in_the_store(met: bool, road: str) -> None:
     ((released, kept),) = on_ranks(1, interrupted_in_the_store, met=met, road=road)
@@ -218,7 +214,6 @@ def connected_meanwhile(port: int, *, road: str) -> tuple[str, str, int]:
     return to, far.recv(3).decode(), cut
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_what_the_script_connects_meanwhile_is_left_alone(road: str) -> None:
     # Each rank has one connection with each of the two others, in each of the two groups.
     assert on_ranks(3, connected_meanwhile, road=road) == [("to", "fro", 4)] * 3
@@ -234,7 +229,6 @@ def time_outs_of_groups(port: int, *, road: str) -> list[float]:
     return [each._get_backend(CPU).options._timeout.total_seconds() for each in groups]
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_each_group_keeps_its_time_out(road: str) -> None:
     assert on_ranks(1, time_outs_of_groups, road=road) == [[1800.0, 1800.0, 1800.0, 20.0]]
 
@@ -261,7 +255,6 @@ def group_for_a_gpu_alone(port: int, *, road: str) -> bool:
     return ranks.another_group() is not None
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_a_group_of_the_scripts_need_not_serve_the_cpu(road: str) -> None:
     assert on_ranks(1, group_for_a_gpu_alone, road=road) == [True]
 
@@ -331,7 +324,6 @@ def under_the_modes_of_the_script(mode: str, road: str) -> list[bool]:
     return [agreed == Wish.SAVE, told == expected, sorted(order.tolist()) == list(range(5))]
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("mode", ["device", "no gradients", "inference"])
 def test_modes_of_the_script_are_for_its_own_tensors(mode: str, road: str) -> None:
     assert (
@@ -400,7 +392,6 @@ def interrupted_before_a_step(port: int, road: str) -> list[Any]:
     return [known, said]
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_who_is_released_by_an_abort_knows_that_the_round_is_broken(road: str) -> None:
     (found,) = on_ranks(1, interrupted_before_a_step, road)
     assert found == [[True], "the round is broken"]

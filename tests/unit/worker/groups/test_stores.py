@@ -72,9 +72,7 @@ def test_what_a_peer_writes_ends_a_wait(later: list[threading.Thread]) -> None:
     assert store.get("key") == b"value"
 
 
-def test_the_end_of_a_round_ends_a_wait_and_all_after_it(
-    later: list[threading.Thread],
-) -> None:
+def test_the_end_of_a_round_ends_a_wait_and_all_after_it(later: list[threading.Thread]) -> None:
     now = RoundStore(serve())
     store = _leading_to(now)
     later.append(threading.Thread(target=now.over.set))
@@ -143,7 +141,7 @@ def test_a_client_is_kept_while_its_store_may_be_used() -> None:
     assert server.get("key") == b"value"
 
 
-def test_a_store_that_never_comes_is_an_error_that_prints_nothing(
+def test_who_connects_to_a_store_that_never_comes_prints_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

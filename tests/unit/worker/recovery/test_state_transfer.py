@@ -366,7 +366,7 @@ def meet(*words: str) -> tuple[RecoveryChoice, RankStatus, str, str, str]:
         ("3finished 3dirty 3finished", 4, (0, 2)),
     ],
 )
-def test_all_get_what_the_furthest_committed(
+def test_all_get_exactly_what_the_furthest_committed(
     words: str, step: int, sources: tuple[int, ...]
 ) -> None:
     results = values(run_ranks(len(words.split()), meet, *words.split()))

@@ -93,7 +93,7 @@ def _step(rank: Rank, *, dies: int, separate: bool = False) -> None:
 @pytest.mark.parametrize("optimizers", [1, 2])
 @pytest.mark.parametrize("shadow", [False, True])
 @pytest.mark.parametrize("dies", range(5))
-def test_no_garbage_is_committed_whenever_it_aborts(
+def test_whenever_the_abort_comes_no_garbage_is_committed(
     optimizers: int, shadow: bool, dies: int
 ) -> None:
     rank = Rank(shadow=shadow, optimizers=optimizers)

@@ -350,6 +350,17 @@ def test_a_loaded_rank_knows_when_a_step_is_finished() -> None:
     assert has_status(new.state, 1, MemoryCondition.FINISHED)
 
 
+def test_receives_into_its_own_memory() -> None:
+    old, new = Job().start(), Job(seed=1)
+    old.step()
+    meta, tensors = copy_of(old.state.commit_image())
+    rooms = zip(new.state.destinations(meta), tensors, strict=True)
+    received = [tensor if room is None else room.copy_(tensor) for room, tensor in rooms]
+    assert any(t.data_ptr() == new.model[0].weight.data_ptr() for t in received)
+    new.state.load(meta, received)
+    assert new.state.digest() == old.state.digest()
+
+
 def test_what_ranks_share_is_parameters_and_optimizer_state() -> None:
     job = Job().start()
     job.step()
