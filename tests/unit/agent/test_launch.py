@@ -1,23 +1,34 @@
-"""How a launch ends: who in a terminal says so, and what a signal does that comes once more."""
+"""How a launch begins, how it ends and who says so, and what a signal does that comes once more."""
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.agent import launch
+from elastic_runtime.agent.crash import ended_by, fault_of
 from elastic_runtime.agent.launch import has_last_word
-from elastic_runtime.config import Siblings
-from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT
-from elastic_runtime.protocol.records import OutcomeRecord
+from elastic_runtime.agent.start_notice import Starting
+from elastic_runtime.config import Output, Siblings
+from elastic_runtime.errors import EXIT_CRASHED, EXIT_DONE, EXIT_FAILED, EXIT_LEFT
+from elastic_runtime.events.job_events import StartSlow
+from elastic_runtime.protocol.records import LOST, OutcomeRecord
+from elastic_runtime.system.threads import Crash
+from tests.unit.agent.jobs import ROUND, job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from elastic_runtime.events import Event
+
 
 NAMES = ("a", "b", "c")
 
@@ -70,10 +81,7 @@ def test_of_a_cause_elsewhere_tells_who_comes_first(
 
 def test_who_ends_for_a_reason_of_its_own_says_so(siblings: Siblings) -> None:
     assert all(has_last_word(name, None, siblings) for name in NAMES)
-
-
-def test_who_is_alone_in_its_terminal_says_everything() -> None:
-    assert has_last_word("a", _end("b"), None)
+    assert has_last_word("a", _end("b"), None), "as does who is alone in its terminal"
 
 
 # Signals that come once more while a process ends that was asked to leave
@@ -111,3 +119,56 @@ def test_a_request_after_the_end_replaces_no_exit_code(code: int) -> None:
 def test_in_a_process_that_goes_on_signals_are_as_before() -> None:
     _run(EXIT_LEFT, ends=False)
     assert signal.getsignal(signal.SIGTERM) is _leave
+
+
+# What a person hears of a start that takes long
+
+
+def test_who_waits_hears_what_for_again_and_again_until_it_is_over() -> None:
+    said: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with Starting(said.put, "importing torch", first=0.01):
+        for _ in range(2):
+            slow = said.get(timeout=30)
+            assert isinstance(slow, StartSlow)
+            assert slow.doing == "importing torch"
+    assert not [one for one in threading.enumerate() if one.name == "slow-start"] or said.empty()
+
+
+def test_what_is_quick_is_nothing_to_speak_of() -> None:
+    said: list[Event] = []
+    starting = Starting(said.append, "importing torch", first=30.0)
+    starting.begin()
+    starting.end()
+    starting._speak(starting._over, 0.0)  # its thread was about to speak in that moment
+    assert said == []
+
+
+# What follows from a defect of the package in a thread of an agent
+
+
+CRASH = Crash("heartbeat", "KeyError: 1", "Traceback …\nKeyError: 1\n")
+
+
+def test_the_traceback_is_in_a_file_that_the_last_word_names(tmp_path: Path) -> None:
+    finish, event = ended_by(CRASH, job(output=Output(log_dir=str(tmp_path))))
+    assert finish.exit_code == EXIT_CRASHED
+    assert finish.message.startswith("the agent of a has crashed: KeyError: 1 (in its thread heart")
+    assert finish.message.endswith(f"the traceback is in {event.file}")
+    assert Path(event.file).parent == tmp_path
+    assert CRASH.trace in Path(event.file).read_text()
+
+
+def test_a_traceback_that_cannot_be_written_is_in_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    finish, event = ended_by(CRASH, job(output=Output(log_dir=str(tmp_path / "file"))))
+    assert event.file == ""
+    assert finish.message.endswith(f"it could not be written down:\n{CRASH.trace}")
+
+
+def test_the_job_pays_for_it_what_a_lost_node_costs() -> None:
+    fault = fault_of(CRASH, ROUND)
+    assert (fault.round, fault.kind) == (3, LOST)
+    assert fault.reason == "the agent has crashed (KeyError: 1)"

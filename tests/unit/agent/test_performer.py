@@ -1,4 +1,4 @@
-"""What an agent's actions do to its workers, its part in the rendezvous, and what people read."""
+"""What an agent's actions do to its workers, its part in the rendezvous, people, and torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elastic_runtime.agent.lifecycle import lifecycle_types as actions
 from elastic_runtime.agent.lifecycle.lifecycle_state import (
@@ -16,14 +18,15 @@ from elastic_runtime.agent.lifecycle.lifecycle_state import (
     RoundFacts,
     Step,
 )
+from elastic_runtime.agent.lifecycle.lifecycle_types import Finish
 from elastic_runtime.agent.performer import AgentParts, Performer
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
+from elastic_runtime.agent.run_name import RunName
+from elastic_runtime.agent.torch_agent import TorchAgent
 from elastic_runtime.errors import EXIT_LEFT
 from elastic_runtime.events.worker_events import WorkerStuck
 from elastic_runtime.limits import GOODBYE_TIMEOUT
 from elastic_runtime.protocol.messages import Ask, Interrupt
-from elastic_runtime.protocol.records import FAILED, FaultReport
-from elastic_runtime.protocol.round_records import Member, RoundRecord
+from elastic_runtime.protocol.records import FAILED, FaultReport, OutcomeRecord
 from elastic_runtime.rendezvous.core.membership_events import (
     Done,
     Goodbye,
@@ -31,8 +34,8 @@ from elastic_runtime.rendezvous.core.membership_events import (
     LeftRound,
     WorkersAvailable,
 )
+from tests.unit.agent.jobs import ROUND, job
 
-ROUND = RoundRecord(3, "x.1", (Member("a", "a", "h", 2), Member("b", "b", "h", 2)), 4000, "why")
 FAULT = FaultReport(3, FAILED, "it failed", step=4)
 
 
@@ -71,9 +74,7 @@ class Agent:
         )
         names = ("reporter", "snapshots", "torch", "importing")
         parts: Any = (workers, participant, *(Recorder(name, self.calls) for name in names))
-        entry, endpoint = Entry(SCRIPT, "train.py"), Endpoint("etcd", ("h:1",))
-        config = JobConfig(entry, endpoint, "run", node_name="a", workers=2)
-        self.performer = Performer(config, "h", AgentParts(*parts))
+        self.performer = Performer(job(workers=2), "h", AgentParts(*parts))
         self.state = AgentState(LifecycleSettings(2))
 
     def perform(self, *acts: Any, **state: Any) -> list[tuple[Any, ...]]:
@@ -92,58 +93,48 @@ SAY = ("participant", "say")
 FORMED = [("snapshots", "admit", "s"), ("torch", "form_group", ROUND, 1, range(2))]
 
 
-@pytest.mark.parametrize(
-    ("action", "calls"),
-    [
-        (actions.StartForkServer(), [("importing", "begin"), ("workers", "start_server")]),
-        (
-            actions.StartWorkers(ROUND, 1),
-            [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
-        ),
-        (actions.StartForNextRound((1,)), [("workers", "start_some", ROUND, 0, (1,))]),
-        (
-            actions.EnterRound(ROUND, 1, (1, 0)),
-            [
-                FORMED[0],
-                ("torch", "form_group", ROUND, 1, (1, 0)),
-                ("workers", "enter", ROUND, 1, (1, 0)),
-            ],
-        ),
-        (actions.TellWorkers(Ask(), (1,)), [("workers", "tell", Ask(), (1,))]),
-        (
-            actions.StopWorkers(5.0, (1,), signal.SIGUSR1),
-            [("reporter", "interrupted"), ("workers", "stop", 5.0, (1,), signal.SIGUSR1)],
-        ),
-        (actions.ForwardSignal(10), [("workers", "forward_signal", 10)]),
-        (actions.KillWorkers((0,), "hung"), [("workers", "kill", (0,), "hung")]),
-        (actions.HostStore(7), [("workers", "host_store", 7)]),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+ON_WORKERS: list[tuple[Any, list[tuple[Any, ...]]]] = [
+    (actions.StartForkServer(), [("importing", "begin"), ("workers", "start_server")]),
+    (
+        actions.StartWorkers(ROUND, 1),
+        [*FORMED, ("workers", "start", ROUND, 1), ("torch", "name_workers")],
+    ),
+    (actions.StartForNextRound((1,)), [("workers", "start_some", ROUND, 0, (1,))]),
+    (
+        actions.EnterRound(ROUND, 1, (1, 0)),
+        [
+            FORMED[0],
+            ("torch", "form_group", ROUND, 1, (1, 0)),
+            ("workers", "enter", ROUND, 1, (1, 0)),
+        ],
+    ),
+    (actions.TellWorkers(Ask(), (1,)), [("workers", "tell", Ask(), (1,))]),
+    (
+        actions.StopWorkers(5.0, (1,), signal.SIGUSR1),
+        [("reporter", "interrupted"), ("workers", "stop", 5.0, (1,), signal.SIGUSR1)],
+    ),
+    (actions.ForwardSignal(10), [("workers", "forward_signal", 10)]),
+    (actions.KillWorkers((0,), "hung"), [("workers", "kill", (0,), "hung")]),
+    (actions.HostStore(7), [("workers", "host_store", 7)]),
+]
+
+
+@pytest.mark.parametrize(("action", "calls"), ON_WORKERS, ids=lambda value: type(value).__name__)
 def test_each_action_on_workers_reaches_them(action: Any, calls: list[tuple[Any, ...]]) -> None:
     assert Agent().perform(action) == calls
 
 
 def test_actions_are_performed_in_order_and_every_one_is_known() -> None:
-    made = {
-        actions.StartForkServer: actions.StartForkServer(),
-        actions.StartWorkers: actions.StartWorkers(ROUND, 0),
-        actions.StartForNextRound: actions.StartForNextRound((0,)),
-        actions.EnterRound: actions.EnterRound(ROUND, 0, (0,)),
-        actions.TellWorkers: actions.TellWorkers(Ask()),
-        actions.StopWorkers: actions.StopWorkers(1.0),
-        actions.ForwardSignal: actions.ForwardSignal(10),
-        actions.KillWorkers: actions.KillWorkers((0,), "hung"),
-        actions.HostStore: actions.HostStore(),
-        actions.TellRendezvous: actions.TellRendezvous(Join()),
-        actions.SetAlarm: actions.SetAlarm(1.0),
-        actions.Finish: actions.Finish(0),
-        actions.TellPeople: actions.TellPeople(WorkerStuck("it hung")),
-    }
-    assert made.keys() == set(get_args(actions.Action))
-    agent = Agent()
-    one_by_one = [call for act in made.values() for call in Agent().perform(act)]
-    assert agent.perform(*made.values()) == one_by_one
+    more = [
+        actions.TellRendezvous(Join()),
+        actions.SetAlarm(1.0),
+        actions.Finish(0),
+        actions.TellPeople(WorkerStuck("it hung")),
+    ]
+    made = [action for action, _ in ON_WORKERS] + more
+    assert {type(action) for action in made} == set(get_args(actions.Action))
+    one_by_one = [call for action in made for call in Agent().perform(action)]
+    assert Agent().perform(*made) == one_by_one
 
 
 def test_an_order_to_leave_the_round_begins_a_recovery() -> None:
@@ -184,17 +175,17 @@ def test_people_read_global_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_at_step", "accompanied", "message"),
+    ("left_at_step", "step", "accompanied", "message"),
     [
-        (False, False, "a has left"),
-        (True, False, "a has left; step 9 is saved"),
-        (True, True, "a has left; step 9 is saved; other nodes may continue"),
+        (False, 9, False, "a has left"),
+        (True, 0, False, "a has left; step 0 is saved"),
+        (True, 9, True, "a has left; step 9 is saved; other nodes may continue"),
     ],
 )
 def test_a_node_that_has_left_says_what_is_saved(
-    left_at_step: bool, accompanied: bool, message: str
+    left_at_step: bool, step: int, accompanied: bool, message: str
 ) -> None:
-    agent = Agent(accompanied=accompanied)
+    agent = Agent(step=step, accompanied=accompanied)
     facts = RoundFacts(left_at_step=left_at_step)
     agent.perform(actions.Finish(EXIT_LEFT, "has left"), facts=facts)
     assert agent.performer.finish == actions.Finish(EXIT_LEFT, message)
@@ -210,12 +201,8 @@ def test_people_are_told_after_what_others_wait_for() -> None:
     told, left = actions.TellPeople(WorkerStuck("it hung")), LeftRound(3, FAULT)
     leaves, goes = actions.TellRendezvous(left), actions.TellRendezvous(Goodbye())
     assert _order(Agent().perform(told, leaves)) == [SAY, ("reporter", "tell")]
-    assert _order(Agent().perform(told, leaves, goes)) == [
-        SAY,
-        ("reporter", "tell"),
-        SAY,
-        ("participant", "wait_for_goodbye"),
-    ]
+    last = [SAY, ("participant", "wait_for_goodbye")]
+    assert _order(Agent().perform(told, leaves, goes)) == [SAY, ("reporter", "tell"), *last]
 
 
 def test_people_are_told_of_ranks_as_they_were_when_it_happened() -> None:
@@ -239,3 +226,85 @@ def test_people_are_told_also_if_what_follows_is_impossible() -> None:
     with pytest.raises(OSError, match="no port"):
         agent.perform(actions.TellPeople(WorkerStuck("it hung")), actions.HostStore(7))
     assert agent.calls == [("reporter", "tell", WorkerStuck("it hung"))]
+
+
+# torch's part of an agent: what it records of the workers, and what ``run`` returns
+
+
+ENDED = OutcomeRecord("x.1", succeeded=True, exit_code=0, reason="done")
+
+
+class Looping:
+    """torch's agent, with a loop and an end that are noted."""
+
+    def __init__(self, loop: Any = lambda: RunResult(WorkerState.SUCCEEDED)) -> None:
+        self.closed = 0
+        spec = WorkerSpec(
+            role="trainer", local_world_size=2, rdzv_handler=RunName("etcd", "run"), entrypoint="x"
+        )
+        self.torch = TorchAgent(spec, loop, self._close)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+
+def test_a_group_has_the_ranks_of_this_nodes_workers_in_their_order() -> None:
+    torch = Looping().torch
+    torch.form_group(ROUND, 1, (2, 0))
+    torch.name_workers()
+    group = torch.get_worker_group()
+    assert (group.group_rank, group.group_world_size) == (1, 2)
+    assert (group.master_addr, group.master_port) == ("h1", 4000)
+    assert [(w.local_rank, w.global_rank, w.world_size, w.id) for w in group.workers] == [
+        (2, 2, 5, 2),
+        (0, 3, 5, 3),
+    ]
+    assert group.state is WorkerState.HEALTHY
+
+
+def test_a_job_that_is_done_returns_the_values_by_global_rank() -> None:
+    torch = Looping().torch
+    torch.form_group(ROUND, 1, range(2))
+    result = torch.result(Finish(0, outcome=ENDED), {}, lambda local_rank: f"of {local_rank}")
+    assert result.state is WorkerState.SUCCEEDED
+    assert result.return_values == {2: "of 0", 3: "of 1"}
+
+
+@pytest.mark.parametrize(
+    "outcome", [None, OutcomeRecord("x.1", succeeded=False, exit_code=1, reason="it failed")]
+)
+def test_any_other_end_returns_the_failures(outcome: OutcomeRecord | None) -> None:
+    torch = Looping().torch
+    torch.form_group(ROUND, 0, range(2))
+    failures = {1: ProcessFailure(1, 77, 1, "")}
+    result = torch.result(Finish(1, outcome=outcome), failures, lambda local_rank: None)
+    assert result.state is WorkerState.FAILED
+    assert result.failures == failures
+    assert not result.return_values
+
+
+def test_run_runs_our_loop_and_ends_with_our_end() -> None:
+    results = iter([RunResult(WorkerState.SUCCEEDED, return_values={0: "a", 1: "b"})])
+    agent = Looping(results.__next__)
+    agent.torch.form_group(ROUND, 0, range(2))
+    agent.torch.name_workers()  # or torch does not know whose ends it records
+    assert agent.torch.run().return_values == {0: "a", 1: "b"}
+    assert agent.closed
+
+
+def test_run_ends_with_our_end_also_after_an_error() -> None:
+    def loop() -> RunResult:
+        raise KeyError("broken")
+
+    agent = Looping(loop)
+    with pytest.raises(KeyError):
+        agent.torch.run()
+    assert agent.closed
+
+
+def test_torch_gets_a_rendezvous_that_has_names_and_never_makes_a_round() -> None:
+    name = RunName("etcd", "run")
+    assert (name.get_backend(), name.get_run_id()) == ("etcd", "run")
+    assert not name.is_closed() and name.num_nodes_waiting() == 0
+    with pytest.raises(RuntimeError, match="rounds come from the participant"):
+        name.next_rendezvous()

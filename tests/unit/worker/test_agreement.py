@@ -1,17 +1,20 @@
-"""The pace of the agreement, and one rank that agrees with itself."""
+"""The pace of the agreement, what several ranks agree on, and what they tell each other."""
 
 from __future__ import annotations
 
-import pytest
+import time
+from itertools import count
+from types import SimpleNamespace
+from unittest import mock
 
-from elastic_runtime.worker.agreement import (
-    Agreement,
-    Foreseen,
-    Wish,
-    pause_after,
-    usual_step_us,
-)
+import pytest
+import torch.distributed as dist
+
+from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.worker import agreement as agreement_module
+from elastic_runtime.worker.agreement import Agreement, Foreseen, Wish, pause_after, usual_step_us
 from elastic_runtime.worker.peers import Peers
+from tests.ranks import run_ranks, values
 
 _HOUR_US = 3_600_000_000
 
@@ -26,18 +29,23 @@ def test_a_new_round_agrees_often(step_us: int, pause: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("age_us", "pause"),
-    [(0, 2), (1_000_000, 6), (2_000_000, 12), (8_000_000, 12), (_HOUR_US, 12)],
+    ("step_us", "age_us", "pause"),
+    [
+        (20_000, 0, 2),
+        (20_000, 1_000_000, 6),
+        (20_000, 2_000_000, 12),
+        (20_000, 8_000_000, 12),
+        (20_000, _HOUR_US, 12),
+        # In time also if steps become longer.
+        (1, _HOUR_US, 64),
+        (4_000, _HOUR_US, 16),
+        (25_000, _HOUR_US, 10),
+        (300_000, _HOUR_US, 1),
+        (10**7, _HOUR_US, 1),
+    ],
 )
-def test_an_old_round_agrees_less_often(age_us: int, pause: int) -> None:
-    assert pause_after(20_000, age_us) == pause
-
-
-@pytest.mark.parametrize(
-    ("step_us", "pause"), [(1, 64), (4_000, 16), (25_000, 10), (300_000, 1), (10**7, 1)]
-)
-def test_an_old_round_agrees_in_time_also_if_steps_become_longer(step_us: int, pause: int) -> None:
-    assert pause_after(step_us, _HOUR_US) == pause
+def test_an_old_round_agrees_less_often(step_us: int, age_us: int, pause: int) -> None:
+    assert pause_after(step_us, age_us) == pause
 
 
 @pytest.mark.parametrize(
@@ -77,3 +85,141 @@ def test_one_rank_exchanges_with_itself() -> None:
     assert (peers.rank, peers.world, peers.group) == (0, 1, None)
     assert peers.gather({"a": 1}) == [{"a": 1}]
     assert peers.on_first(lambda: "x") == "x"
+
+
+# What several ranks agree on, in processes of their own
+
+
+def _agreeing() -> tuple[list[int], int]:
+    agreement = Agreement(dist.group.WORLD)
+    rank, asked = dist.get_rank(), 0
+
+    def wishes() -> Wish:
+        nonlocal asked
+        asked += 1
+        return Wish.TRAINS | (Wish.SAVE if (rank, asked) == (1, 1) else Wish.NOTHING)
+
+    heard = [int(agreement.step(wishes)) for _ in range(70)]
+    agreement.close()
+    # After the answer that nobody trains any more none is under way: groups may end then. On long
+    # steps the ranks ask at every one.
+    time.sleep(0.05)
+    agreement.step(lambda: Wish.TRAINS)
+    agreement.at_once(Wish.TRAINS)
+    agreed = Wish.NOTHING
+    while not agreed:
+        time.sleep(0.05)
+        agreed = agreement.step(lambda: Wish.STAYS)
+    assert agreement._work is None
+    # The last word: both ranks' facts are as they are now, whatever was asked before.
+    return heard, int(agreement.at_once(Wish.STAYS if rank == 0 else Wish.TRAINS))
+
+
+def test_all_ranks_hear_the_same_at_the_same_step() -> None:
+    one, other = values(run_ranks(2, _agreeing))
+    assert one == other
+    heard, last = one
+    assert heard.count(int(Wish.SAVE | Wish.TRAINS)) == 1, "a wish of one rank is heard once"
+    assert last == int(Wish.STAYS | Wish.TRAINS)
+
+
+def _foreseeing() -> list[int]:
+    """An old round of short steps; rank 1 foresees a wish of its own in 10 steps each time."""
+    foreseen = Foreseen(steps=10) if dist.get_rank() == 1 else Foreseen()
+    ticks = count(step=1_000_000)  # a busy machine has long steps now and then
+    with mock.patch.object(agreement_module, "time", SimpleNamespace(monotonic_ns=ticks.__next__)):
+        agreement = Agreement(dist.group.WORLD, lambda: foreseen)
+        agreement._began -= 3_600 * 10**9
+        heard = [bool(agreement.step(lambda: Wish.TRAINS)) for _ in range(51)]
+    agreement.close()
+    return [step for step, agreed in enumerate(heard) if agreed]
+
+
+def test_all_ranks_agree_in_time_for_what_one_of_them_foresees() -> None:
+    # Each one is read a step after its start.
+    assert values(run_ranks(2, _foreseeing)) == [[1, 11, 21, 31, 41]] * 2
+
+
+def _waiting() -> list[int]:
+    """Rank 1 wishes something at its second step, and rank 0 at its fourth."""
+    agreement = Agreement(dist.group.WORLD, waits=True)
+    mine = (Wish.LEAVE, 4) if dist.get_rank() == 0 else (Wish.SAVE, 2)
+    heard = []
+    for step in range(1, 6):
+        wishes = Wish.TRAINS | (mine[0] if step == mine[1] else Wish.NOTHING)
+        heard.append(int(agreement.step(lambda wishes=wishes: wishes)))  # type: ignore[misc]
+    assert agreement._work is None
+    agreement.close()
+    return heard
+
+
+def test_where_commits_are_rare_all_ranks_hear_a_wish_at_the_step_at_which_it_was_made() -> None:
+    trains = int(Wish.TRAINS)
+    expected = [trains, trains | int(Wish.SAVE), trains, trains | int(Wish.LEAVE), trains]
+    assert values(run_ranks(2, _waiting)) == [expected] * 2
+
+
+# What ranks tell each other
+
+
+# Around what fits into one exchange: a text has two quotes.
+LENGTHS = (0, 1, 1013, 1014, 1015, 1016, 5000)
+
+
+def _gathered(lengths: tuple[int, ...]) -> list[list[str]]:
+    peers = Peers()
+    return [peers.gather(chr(97 + peers.rank) * (one * (peers.rank + 1))) for one in lengths]
+
+
+def test_answers_of_any_length_reach_all_ranks_whole() -> None:
+    expected = [[chr(97 + rank) * (one * (rank + 1)) for rank in range(3)] for one in LENGTHS]
+    assert values(run_ranks(3, _gathered, LENGTHS)) == [expected] * 3
+
+
+def _from_and_to_the_first() -> list[object]:
+    peers = Peers()
+    mine = chr(97 + peers.rank)
+    found: list[object] = []
+    for length in LENGTHS:
+        found.append(peers.on_first(lambda size=length: mine * size))
+        found.append(peers.share_out(lambda size=length: ["a" * size, "b", "c" * 2 * size]))
+        found.append(peers.to_first(mine * length if peers.rank != 1 else None))
+    return found
+
+
+def test_rank_0_gives_and_takes_answers_of_any_length() -> None:
+    outcomes = [one.value for one in run_ranks(3, _from_and_to_the_first)]
+    for at, size in enumerate(LENGTHS):
+        told, shares, taken = zip(*(one[3 * at : 3 * at + 3] for one in outcomes), strict=True)
+        assert told == ("a" * size,) * 3
+        assert shares == ("a" * size, "b", "c" * 2 * size)
+        assert taken == (["a" * size, None, "c" * size], None, None)
+
+
+def _failing(text: str) -> list[str]:
+    """What a failure of rank 1, and two of rank 0, come to on this one."""
+    peers = Peers()
+
+    def fail() -> list[str]:
+        raise DamagedCheckpoint(text)
+
+    def fail_on_1() -> None:
+        if peers.rank == 1:
+            fail()
+
+    found = []
+    for ask, action in (
+        (peers.on_each, fail_on_1),
+        (peers.on_first, fail),
+        (peers.share_out, fail),
+    ):
+        try:
+            ask(action)  # type: ignore[operator]
+        except DamagedCheckpoint as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("text", ["it is damaged: ß", "long " * 1000])
+def test_a_failure_of_one_rank_is_raised_on_all(text: str) -> None:
+    assert values(run_ranks(2, _failing, text)) == [[text] * 3] * 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ from elastic_runtime.protocol.messages import (
     decode,
 )
 from elastic_runtime.worker.context import WorkerContext
+from tests.unit.programs import run_python, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,9 +110,7 @@ def test_the_first_word_is_hello(agent: FakeAgent, worker: WorkerContext) -> Non
     assert agent.hear() == Hello(rank=3, round=7, pid=os.getpid(), drains=False)
 
 
-def test_a_leave_request_is_heard_whatever_came_before(
-    agent: FakeAgent, worker: WorkerContext
-) -> None:
+def test_a_request_is_heard_whatever_came_before(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.accept_leave_requests()
     agent.hear()
     leave = Leave(round=7, reason="a node joins").encode()
@@ -123,9 +120,7 @@ def test_a_leave_request_is_heard_whatever_came_before(
     assert worker.leave_requested.wait(DEADLINE)
 
 
-def test_a_leave_request_for_another_round_is_ignored(
-    agent: FakeAgent, worker: WorkerContext
-) -> None:
+def test_a_request_for_another_round_is_ignored(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.accept_leave_requests()
     agent.hear()
     agent.say(Leave(round=6, reason="late").encode())
@@ -144,9 +139,7 @@ def test_what_is_said_once_leaves_nothing_behind(agent: FakeAgent, worker: Worke
     listener_has_ended()
 
 
-def test_what_is_said_once_keeps_a_connection_that_was_there(
-    agent: FakeAgent, worker: WorkerContext
-) -> None:
+def test_what_is_said_once_keeps_a_connection(agent: FakeAgent, worker: WorkerContext) -> None:
     worker.note(CheckpointCommitted(2))
     worker.note_once(CheckpointCommitted(3))
     worker.note(CheckpointCommitted(4))
@@ -170,14 +163,13 @@ def test_inner_steps_are_published_beside_the_step(worker: WorkerContext, tmp_pa
     found = [(published.kept, published.moves()[0])]
     worker.report_step(41)
     moments = [published.moves()[1]]
-    for inner in (1, 2):
-        worker.report_inner(41, inner)
-        found.append((published.kept, published.moves()[0]))
-        moments.append(published.moves()[1])
-    worker.report_inner(42, 1)
-    found.append((published.kept, published.moves()[0]))
+    for step, inner in ((41, 1), (41, 2), (42, 1)):
+        worker.report_inner(step, inner)
+        count, moment = published.moves()
+        found.append((published.kept, count))
+        moments.append(moment)
     assert found == [((0, 0), 0), ((41, 1), 2), ((41, 2), 3), ((42, 1), 4)]
-    assert 0 < moments[0] <= moments[1] <= moments[2]
+    assert 0 < moments[0] and moments == sorted(moments)
     assert published.read()[:2] == (41, 1)
     published.close()
 
@@ -218,13 +210,11 @@ context().note(StepFirst(2))
 
 
 def test_a_forked_child_does_not_speak_for_its_parent(agent: FakeAgent) -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-c", _FORKS],
-        env={**os.environ, "PYTHONPATH": os.getcwd(), ENV_CHANNEL: agent.path, ENV_ROUND: "1"},
-    )
+    worker = waiting(_FORKS, **{ENV_CHANNEL: agent.path, ENV_ROUND: "1"})
     assert agent.hear() == Hello(rank=0, round=1, pid=worker.pid, drains=True, shielded=True)
     assert agent.hear() == Note(name="step.first", rank=0, round=1, fields={"step": 2})
-    assert worker.wait(DEADLINE) == 0
+    worker.communicate(timeout=DEADLINE)
+    assert worker.returncode == 0
 
 
 _SIGNALS = """
@@ -245,26 +235,17 @@ print("alive")
     "then", ["os.kill(os.getpid(), signal.SIGTERM)", "context().refuse_leave_requests()"]
 )
 def test_a_second_sigterm_and_one_that_no_step_honours_end_the_process(then: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SIGNALS.format(then=then)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        check=False,
-        timeout=DEADLINE,
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, b"")
+    done = run_python(_SIGNALS.format(then=then))
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
 def test_a_handler_of_the_programs_own_is_left_alone() -> None:
     def handler(number: int, frame: object) -> None:
         raise AssertionError
 
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        WorkerContext({}).accept_leave_requests()
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, handler)
+    WorkerContext({}).accept_leave_requests()
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 _LATE = """
@@ -283,12 +264,8 @@ print("alive")
 
 def test_who_is_leaving_outlives_a_signal_to_the_whole_tree_however_late(agent: FakeAgent) -> None:
     """Slurm sends a second one when the time that preemption leaves is over; a save may last."""
-    worker = subprocess.Popen(
-        [sys.executable, "-c", _LATE],
-        env={**os.environ, "PYTHONPATH": os.getcwd(), ENV_CHANNEL: agent.path, ENV_ROUND: "1"},
-        stdout=subprocess.PIPE,
-    )
+    worker = waiting(_LATE, **{ENV_CHANNEL: agent.path, ENV_ROUND: "1"})
     agent.hear()
     agent.say(Leave(1, "asked to").encode())
     said, _ = worker.communicate(timeout=DEADLINE)
-    assert (worker.returncode, said) == (0, b"alive\n")
+    assert (worker.returncode, said) == (0, "alive\n")

@@ -42,33 +42,37 @@ def train(steps: int, optimizers: int = 1) -> None:
             optimizer.step()
 
 
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A trainer of a package that is loaded."""
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trainer's class, of a package that is loaded."""
     module = ModuleType("a_trainer")
     module.Trainer = type("Trainer", (), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_trainer", module)
-    return type("OwnTrainer", (module.Trainer,), {})()  # type: ignore[attr-defined]
+    return type("OwnTrainer", (module.Trainer,), {})  # type: ignore[attr-defined]
 
 
+@pytest.fixture
+def at_work(loaded: Any) -> Iterator[Any]:
+    """Such a trainer."""
+    made = loaded()
+    yield made
+    del made
+
+
+@pytest.fixture
 def connected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
 
 
-def test_a_trainer_is_told_of_at_the_third_step(
-    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connected(monkeypatch)
-    at_work = trainer(monkeypatch)
+@pytest.mark.usefixtures("connected", "at_work")
+def test_a_trainer_is_told_of_in_time(told: list[TrainerUnadapted]) -> None:
     train(2, optimizers=3)
     assert not told
     train(9)
     assert told == [TrainerUnadapted("Lightning", alone=False)]
-    del at_work
 
 
-def test_it_looks_once_and_leaves_other_hooks_alone(
-    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_looks_once_and_leaves_other_hooks_alone(told: list[TrainerUnadapted]) -> None:
     seen: list[int] = []
     other = register_optimizer_step_post_hook(lambda *_: seen.append(1))
     train(6)
@@ -78,11 +82,8 @@ def test_it_looks_once_and_leaves_other_hooks_alone(
     assert len(told) == 1
 
 
-def test_a_package_that_is_loaded_and_not_used_is_not_told_of(
-    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connected(monkeypatch)
-    trainer(monkeypatch)
+@pytest.mark.usefixtures("connected", "loaded")
+def test_a_package_that_is_loaded_and_not_used_is_not_told_of(told: list[TrainerUnadapted]) -> None:
     train(5)
     assert not told
 
@@ -92,43 +93,32 @@ def test_a_rank_that_trains_alone_is_told_of(told: list[TrainerUnadapted]) -> No
     assert told == [TrainerUnadapted("", alone=True)]
 
 
+@pytest.mark.usefixtures("connected", "at_work")
 @pytest.mark.parametrize(("ranks", "alone"), [(1, True), (2, False)])
 def test_accelerate_may_do_without_the_ranks_that_it_has_connected(
     told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch, ranks: int, alone: bool
 ) -> None:
-    connected(monkeypatch)
-    at_work = trainer(monkeypatch)
     monkeypatch.setattr(plain_steps, "_CLASSES", (("Accelerate", "a_trainer", "Trainer"),))
     state = ModuleType("accelerate.state")
     state.PartialState = type("PartialState", (), {"_shared_state": {"num_processes": ranks}})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "accelerate.state", state)
     train(5)
     assert told == [TrainerUnadapted("Accelerate", alone=alone)]
-    del at_work
 
 
-def test_one_worker_may_train_alone(
-    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    train(5)
-    assert not told
-
-
-def test_a_program_that_reports_its_steps_is_left_in_peace(
-    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_work = trainer(monkeypatch)
+@pytest.mark.usefixtures("at_work")
+def test_a_program_that_reports_its_steps_is_left_in_peace(told: list[TrainerUnadapted]) -> None:
     plain_steps.context().report_step(1)
     train(5)
     assert not told
-    del at_work
 
 
-def test_other_ranks_do_not_look(
-    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rank", "world"), [(0, "1"), (1, "2")])
+def test_one_worker_may_train_alone_and_other_ranks_do_not_look(
+    told: list[TrainerUnadapted], monkeypatch: pytest.MonkeyPatch, rank: int, world: str
 ) -> None:
-    monkeypatch.setattr(plain_steps.context(), "rank", 1)
+    monkeypatch.setattr(plain_steps.context(), "rank", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
     train(5)
     assert not told
 

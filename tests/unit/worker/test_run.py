@@ -1,22 +1,31 @@
-"""The forms in which a script hands its function to ``elastic.run``, and what each gives back."""
+"""The forms in which a script hands its function to ``elastic.run``, its loop, and its types."""
 
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_type
 
 import pytest
 import torch
 from torch import nn
 
 import elastic_runtime as elastic
+from elastic_runtime import Checkpointer, State
+from elastic_runtime.data import sample_seeds
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker import run as forms
+from elastic_runtime.worker import run_loop
+from elastic_runtime.worker.train_signature import check_signature
 from elastic_runtime.worker.world import World
+from tests.mistakes.scripts import PRELUDE, SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 WORLD = World(0, 1, 0, 1, 0, 1, round=1)
 
@@ -40,13 +49,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 @pytest.fixture
-def state() -> elastic.State:
-    return elastic.State(model=nn.Linear(1, 1))
+def state() -> State:
+    return State(model=nn.Linear(1, 1))
 
 
 @pytest.fixture
-def saver(state: elastic.State) -> elastic.Checkpointer:
-    return elastic.Checkpointer("memory://test-run", dict(state.parts))
+def saver(state: State) -> Checkpointer:
+    return Checkpointer("memory://test-run", dict(state.parts))
 
 
 def size(world: World) -> int:
@@ -58,7 +67,7 @@ def nothing(world: World) -> None:
 
 
 def test_the_function_runs_where_it_is_called(
-    calls: Calls, state: elastic.State, saver: elastic.Checkpointer
+    calls: Calls, state: State, saver: Checkpointer
 ) -> None:
     assert elastic.run(size, state) == 1
     assert elastic.run(size, state, saver, start_over=True) == 1
@@ -71,7 +80,7 @@ def test_the_function_runs_where_it_is_called(
 
 
 def test_a_bare_decorator_runs_when_the_function_is_called(
-    calls: Calls, state: elastic.State, saver: elastic.Checkpointer
+    calls: Calls, state: State, saver: Checkpointer
 ) -> None:
     @elastic.run
     def train(world: World) -> int:
@@ -86,7 +95,7 @@ def test_a_bare_decorator_runs_when_the_function_is_called(
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_decorator_with_a_state_runs_at_once(
-    calls: Calls, state: elastic.State, saver: elastic.Checkpointer, by_name: bool
+    calls: Calls, state: State, saver: Checkpointer, by_name: bool
 ) -> None:
     if by_name:
         assert elastic.run(state=state, checkpointer=saver)(size) == 1
@@ -95,10 +104,9 @@ def test_a_decorator_with_a_state_runs_at_once(
     assert calls.made == [{"state": state, "saver": saver, "start_over": False, "strict": True}]
 
 
-def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.State) -> None:
+def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: State) -> None:
     train: Any = elastic.run(state)(nothing)
-    assert train() is None
-    assert train(state) is None
+    assert train() is None and train(state) is None
     assert len(calls.made) == 1
     assert not train
     assert repr(train) == "None"
@@ -122,7 +130,7 @@ def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: elastic.
     ],
 )
 def test_a_mistake_is_told_on_the_spot(
-    calls: Calls, state: elastic.State, misuse: Callable[[Any], Any], told: str
+    calls: Calls, state: State, misuse: Callable[[Any], Any], told: str
 ) -> None:
     with pytest.raises(UsageError, match=r"elastic\.run") as refused:
         misuse(state)
@@ -136,8 +144,149 @@ def test_a_call_without_a_state_whose_result_goes_nowhere_is_refused(calls: Call
     assert calls.made == []
 
 
-def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: elastic.State) -> None:
-    def train(state: elastic.State, world: World) -> int:
+def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: State) -> None:
+    def train(state: State, world: World) -> int:
         return state.step + world.size
 
     assert elastic.run(partial(train, state))(state) == 1
+
+
+def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = torch.nn.Linear(1, 1)
+    former = Checkpointer(tmp_path, {"model": kept, "old": 1})
+    former.steps = 7
+    former.save(sync=True)
+    former.close()
+
+    model, more = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    state = State(model=model, more=more)
+
+    def run(**options: Any) -> tuple[int, float]:
+        monkeypatch.setattr(run_loop, "_ran", False)
+        ckpt = Checkpointer(tmp_path, {"model": model, "more": more})
+        try:
+            return elastic.run(
+                lambda world: (state.step, model.weight.item()), state, ckpt, **options
+            )
+        finally:
+            ckpt.close()
+
+    with pytest.raises(UsageError, match=r"in place with elastic\.run\(\.\.\., strict=False\)"):
+        run()
+    assert run(strict=False) == (7, kept.weight.item())
+
+
+# What a script may get wrong by itself; ``tests.mistakes`` has the table
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(PRELUDE, found)
+    return found
+
+
+@pytest.mark.parametrize(("expression", "words"), SCRIPTS)
+def test_a_script_is_told(
+    names: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expression: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_loop, "_ran", False)
+    monkeypatch.setattr(sample_seeds, "_present", None)
+    (tmp_path / "f").touch()
+    with pytest.raises((UsageError, AttributeError)) as told:
+        eval(expression, names)
+    said, at = str(told.value), 0
+    assert "\n" not in said
+    for part in words.split(" … "):
+        assert part in said[at:], said
+        at = said.index(part, at) + len(part)
+
+
+def two(world: Any, data: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "train", [lambda world: None, lambda *worlds: None, partial(two, data=1), print, dict]
+)
+def test_what_takes_a_world_may_train(train: Any) -> None:
+    check_signature(train)
+
+
+# What a type checker knows of the public names: it is run on a few lines of a user's
+
+
+ROOT = Path(__file__).parents[3]
+
+USE = """
+from typing import assert_type
+import elastic_runtime as elastic
+from elastic_runtime.worker.run import Trains
+
+class Net:
+    pass
+
+class Work(elastic.State):
+    net: Net
+    epoch: int
+
+work = Work(net=Net())
+assert_type(work.net, Net)
+assert_type(work.epoch, int)
+ckpt = elastic.Checkpointer("runs", work.parts)
+
+def train(world: elastic.World) -> int:
+    return world.size
+
+@elastic.run
+def later(world: elastic.World) -> float:
+    return 0.5
+
+assert_type(elastic.run(train, work, ckpt), int)
+assert_type(elastic.run(train, work, checkpointer=ckpt, start_over=True), int)
+assert_type(later, Trains[float])
+assert_type(later(work, checkpointer=ckpt), float)
+assert_type(elastic.run(work, ckpt)(train), int)
+"""
+WRONG = """
+work.epoch = "first"
+elastic.run(work, train)
+elastic.run(train, ckpt)
+later()
+later(train)
+"""
+
+
+@pytest.mark.slow("a type checker reads the whole package")
+def test_a_type_checker_knows_the_forms_of_run_and_the_objects_of_a_state(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(USE + WRONG)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    checked = subprocess.run(
+        [*command, "--no-error-summary", str(script)], cwd=ROOT, capture_output=True, text=True
+    )
+    wrong = [int(line.split(":")[1]) for line in checked.stdout.splitlines() if ": error:" in line]
+    first = len(USE.splitlines()) + 2
+    assert sorted(set(wrong)) == list(range(first, first + 5)), checked.stdout + checked.stderr
+
+
+class Work(elastic.State):
+    """Annotations only."""
+
+    model: nn.Linear
+    best: float
+
+
+def test_annotations_change_nothing_at_run_time() -> None:
+    model = nn.Linear(1, 1)
+    work = Work(model=model, optim=torch.optim.SGD(model.parameters(), lr=0.1))
+    work.best = 0.5
+    assert_type(work.best, float)
+    assert work.model is model
+    assert work.best == 0.5
+    assert work.counters_entry().state_dict() == {"best": 0.5}

@@ -1,9 +1,10 @@
-"""Whole scripts with one mistake in how they use ``elastic.run``, run as a worker runs them."""
+"""Whole scripts with one mistake, run as a worker runs them, and how a process ends."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import elastic_runtime as elastic
 from elastic_runtime.worker import worker_main
+from tests.unit.programs import run_python
 
 _TOP = """
 import sys, torch
@@ -46,9 +48,7 @@ def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
         ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", _EARLY),
     ],
 )
-def test_a_script_that_cannot_train_ends_with_a_usage_error(
-    tmp_path: Path, body: str, told: str
-) -> None:
+def test_who_cannot_train_ends_with_a_usage_error(tmp_path: Path, body: str, told: str) -> None:
     code, error = _as_worker(tmp_path, body)
     assert code == 1
     assert told in error["message"]
@@ -83,3 +83,67 @@ def test_a_mistake_is_told_with_its_place_in_the_script(
 
 def test_a_decorated_function_that_was_not_needed_is_no_error(tmp_path: Path) -> None:
     assert _as_worker(tmp_path, "@elastic.run\ndef other(world): pass\n") == (0, {})
+
+
+# A quick end is an end all the same
+
+
+_SCRIPT = """
+import atexit, sys, threading
+from elastic_runtime.worker.fast_exit import exit_fast
+left_open = open(sys.argv[1], "w")
+left_open.write("file\\n")
+atexit.register(print, "early")
+over = threading.Event()
+thread = threading.Thread(target=lambda: over.wait() and print("thread"))
+try:
+    exit_fast(79)
+    {late}
+    thread.start()
+    raise SystemExit(79)
+finally:
+    print("finally")
+    over.set()
+"""
+
+
+@pytest.mark.parametrize(("late", "said"), [("", []), ("atexit.register(print, 'late')", ["late"])])
+def test_all_but_the_interpreter_ends_in_order(tmp_path: Path, late: str, said: list[str]) -> None:
+    done = run_python(_SCRIPT.format(late=late), tmp_path / "file")
+    assert (done.returncode, done.stderr) == (79, "")
+    assert done.stdout.split() == ["finally", "thread", *said, "early"]
+    assert (tmp_path / "file").read_text() == "file\n"
+
+
+_WITH_GARBAGE = """
+import sys
+from elastic_runtime.worker.fast_exit import exit_fast
+class Slow:
+    def __del__(self):
+        print("taken apart")
+sys.keeper = Slow()
+exit_fast(3)
+sys.exit(3)
+"""
+
+
+def test_the_interpreter_is_not_taken_apart() -> None:
+    done = run_python(_WITH_GARBAGE)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+@pytest.mark.parametrize(("has_agent", "code"), [(True, 79), (False, 143)])
+def test_a_requested_end_has_the_code_that_the_sender_expects(has_agent: bool, code: int) -> None:
+    script = (
+        "from elastic_runtime.worker.fast_exit import end_on_request\n"
+        f"end_on_request(79, has_agent={has_agent})"
+    )
+    assert run_python(script).returncode == code
+
+
+def test_an_end_by_a_signal_is_quick_too() -> None:
+    script = _WITH_GARBAGE.replace("exit_fast(3)", "exit_fast(-signal.SIGINT)")
+    script = f"import signal\n{script}".replace("sys.exit(3)", "raise KeyboardInterrupt")
+    done = run_python(script)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
+    assert done.stderr.endswith("KeyboardInterrupt\n")

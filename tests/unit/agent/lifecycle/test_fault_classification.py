@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from elastic_runtime.agent.lifecycle.fault_classification import (
-    WorkerError,
-    classify,
-    parse_error_file,
-)
+from elastic_runtime.agent.lifecycle.fault_classification import WorkerError, classify
 from elastic_runtime.protocol.records import FAILED, KILLED, START
 
 
@@ -79,21 +73,3 @@ def test_only_the_end_of_a_long_traceback_is_kept() -> None:
     report = classify(1, 0, 1, WorkerError("E: x", "a" * 100_000 + "the end"))
     assert report.traceback.endswith("the end")
     assert len(report.traceback) < 10_000
-
-
-def test_torchs_error_file_is_read() -> None:
-    body = {
-        "message": {
-            "message": "ValueError: x",
-            "extraInfo": {"py_callstack": "Traceback …", "timestamp": "12.5"},
-        }
-    }
-    error = parse_error_file(json.dumps(body).encode())
-    assert error == WorkerError("ValueError: x", "Traceback …", 12.5)
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"{}", b'{"message": 3}', b'{"message": {"message": 3}}']
-)
-def test_what_is_no_error_file_is_none(data: bytes) -> None:
-    assert parse_error_file(data) is None

@@ -1,16 +1,19 @@
-"""Error files of all kinds: the agent outlives them."""
+"""Error files of all kinds: the agent outlives them. The launcher's, where it is no plain file."""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from elastic_runtime.agent.lifecycle.fault_classification import WorkerError
 from elastic_runtime.agent.logs.error_files import failure, read_error_file
+from elastic_runtime.agent.logs.launcher_error import ErrorsOfNodes, leave_error
 from elastic_runtime.worker import worker_main
 
 if TYPE_CHECKING:
@@ -23,10 +26,11 @@ def body(message: Any, **extra: Any) -> bytes:
 
 BROKEN = {
     "empty": b"",
-    "cut off": body("ValueError: x", timestamp="1")[:20],
-    "list": b"[1]",
-    "number": b"1",
-    "null": b"null",
+    "cut off": b"{",
+    "list": b"[]",
+    "nothing": b"{}",
+    "number": b'{"message": 3}',
+    "number inside": b'{"message": {"message": 3}}',
     "not UTF-8": b'{"message": "\xff\xfe"}',
     "huge": b'{"message": "' + b"x" * (5 << 20) + b'"}',
     "deep": b"[" * 200_000,
@@ -63,6 +67,12 @@ def test_a_strange_file_is_told_as_far_as_it_can_be(kind: str, tmp_path: Path) -
     path.write_bytes(STRANGE[kind])
     assert read_error_file(str(path)) is not None
     assert str(path) in described(path)
+
+
+def test_torchs_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(body("ValueError: x", py_callstack="Traceback …", timestamp="12.5"))
+    assert read_error_file(str(path)) == WorkerError("ValueError: x", "Traceback …", 12.5)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -111,9 +121,7 @@ def test_a_worker_says_whether_its_error_is_a_lost_peer(
     assert [file and file.echo for file in files] == [echo, False]
 
 
-def test_a_file_system_without_hard_links_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
@@ -134,3 +142,50 @@ def test_a_full_disk_leaves_no_half_of_a_file(
     worker_main.write_error_file(str(tmp_path / "error.json"), ValueError("x"))
     assert "No space left" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
+
+
+# The launcher's
+
+
+def test_the_launchers_file_is_a_pipe_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    leave_error("ValueError: x")
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert f"the error file {path} cannot be written" in capsys.readouterr().err
+
+
+def test_of_several_nodes_the_one_whose_worker_failed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have heard that rank 2 has failed, or have failed because of that."""
+    path = tmp_path / "error.json"
+    lefts = {"node0": (5.0, 0), "node1": (7.0, 1), "node2": (6.0, -11)}
+    with ErrorsOfNodes({"TORCHELASTIC_ERROR_FILE": str(path)}) as errors:
+        for node, (moment, code) in lefts.items():
+            environ = errors.environ(node)
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", environ["TORCHELASTIC_ERROR_FILE"])
+            leave_error("TrainingFailed: x", moment=moment, code=code)
+        errors.hand_on([*lefts, "node3"])
+    assert json.loads(path.read_text())["message"]["errorCode"] == -11
+
+
+def test_a_pipe_and_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(path)
+    link.symlink_to(path)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(link))
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    leave_error("ValueError: x", traceback="as Python prints it", moment=12.5, code=3)
+    assert json.loads(os.read(reading, 4096)) == {
+        "message": {
+            "message": "ValueError: x",
+            "extraInfo": {"py_callstack": "as Python prints it", "timestamp": "12"},
+            "errorCode": 3,
+        }
+    }
+    os.close(reading)
+    assert {*os.listdir(tmp_path)} == {"pipe", "link"}

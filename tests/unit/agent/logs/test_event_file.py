@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,8 @@ from elastic_runtime.events.node_events import NodeLeaving
 from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.events.snapshot_events import SnapshotFailed
 from elastic_runtime.events.store_events import StoreForgot, StoreFound
-from tests.processes import PROGRAM_TIMEOUT, wait_for
+from tests.processes import wait_for
+from tests.unit.programs import run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,10 +29,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def test_the_screen_and_the_file_get_every_event(tmp_path: Path) -> None:
     shown: list[Event] = []
+    given = [NodeLeaving("x", extra={"password": "geheim"}), JobDone(1.0)]
     with also_to_file(shown.append, str(tmp_path / "e"), "a") as emit:
-        emit(NodeLeaving("x", extra={"password": "geheim"}))
-        emit(JobDone(1.0))
-    assert shown == [NodeLeaving("x", extra={"password": "geheim"}), JobDone(1.0)]
+        for event in given:
+            emit(event)
+    assert shown == given
     events = read(tmp_path / "e")
     assert [(e["event"], e["node"], e["level"]) for e in events] == [
         ("node.leaving", "a", "info"),
@@ -66,11 +66,8 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
         wait_for(lambda: len(read(path)) == 2, 30.0, "the second event")
         path.rename(tmp_path / "events.1")
         emit(StoreFound())
-    assert [event["event"] for event in read(tmp_path / "events.1")] == [
-        "store.found",
-        "store.forgot",
-    ]
-    assert [event["event"] for event in read(path)] == ["store.found"]
+    names = [[event["event"] for event in read(one)] for one in (tmp_path / "events.1", path)]
+    assert names == [["store.found", "store.forgot"], ["store.found"]]
 
 
 def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
@@ -116,12 +113,7 @@ with also_to_file(screen, sys.argv[1]) as emit:
 
 def test_a_full_disk_leaves_no_half_line_and_is_said(tmp_path: Path) -> None:
     path = tmp_path / "events"
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-    )
+    done = run_python(_FULL, path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["events.dropped True", "events.resumed True"]
     events = read(path)

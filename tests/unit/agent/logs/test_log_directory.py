@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_runtime.agent.logs.error_files import read_error_file
 from elastic_runtime.agent.logs.log_directory import LogDirs, WorkerDir
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Output
+from elastic_runtime.config import Output
 from elastic_runtime.errors import UsageError
+from tests.unit.agent.jobs import job
 
 
-def config(log_dir: Path | None, **settings: object) -> JobConfig:
-    output = Output(log_dir=str(log_dir) if log_dir else None, **settings)  # type: ignore[arg-type]
-    entry = Entry(SCRIPT, "train.py")
-    return JobConfig(entry, Endpoint("c10d", ("h:1",)), "run", node_name="n", output=output)
+def dirs(
+    log_dir: Path | None, private: Path, *, output: dict[str, Any] | None = None, **names: str
+) -> LogDirs:
+    """The directories of node n, in a log directory or in none."""
+    kept = Output(log_dir=str(log_dir) if log_dir else None, **(output or {}))
+    return LogDirs(job(output=kept, **{"node_name": "n", **names}), str(private))
 
 
 def own(worker_dir: WorkerDir) -> Path:
@@ -25,7 +29,7 @@ def own(worker_dir: WorkerDir) -> Path:
 
 
 def test_the_directory_names_round_node_and_rank(tmp_path: Path) -> None:
-    worker_dir = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private")).worker_dir(3, 5)
+    worker_dir = dirs(tmp_path / "logs", tmp_path / "private").worker_dir(3, 5)
     below = Path("run", "round-3", "n", "rank-5")
     private = tmp_path / "private" / "logs" / below
     assert private.is_dir()
@@ -39,31 +43,26 @@ def test_the_directory_names_round_node_and_rank(tmp_path: Path) -> None:
 
 
 def test_nothing_that_exists_is_touched_or_reused(tmp_path: Path) -> None:
-    first = LogDirs(config(tmp_path), str(tmp_path / "private")).worker_dir(1, 0)
+    first = dirs(tmp_path, tmp_path / "private").worker_dir(1, 0)
     Path(first.log("stdout")).write_text("precious")
     # Another agent of the same name, and a later job of the same run id.
     for number in (2, 3):
-        worker_dir = LogDirs(config(tmp_path), str(tmp_path / "private")).worker_dir(1, 0)
+        worker_dir = dirs(tmp_path, tmp_path / "private").worker_dir(1, 0)
         assert own(worker_dir) == tmp_path / "run" / "round-1" / f"n-{number}" / "rank-0"
     assert Path(first.log("stdout")).read_text() == "precious"
 
 
 def test_a_rank_that_is_started_again_in_its_round_gets_another(tmp_path: Path) -> None:
-    logs = LogDirs(config(tmp_path), str(tmp_path / "private"))
-    dirs = [
-        logs.worker_dir(1, 0),
-        logs.worker_dir(1, 1),
-        logs.worker_dir(1, 0),
-        logs.worker_dir(2, 0),
-    ]
+    logs = dirs(tmp_path, tmp_path / "private")
+    made = [logs.worker_dir(*place) for place in ((1, 0), (1, 1), (1, 0), (2, 0))]
     expected = ["round-1/n/rank-0", "round-1/n/rank-1", "round-1/n/rank-0-2", "round-2/n/rank-0"]
-    assert [str(own(worker_dir).relative_to(tmp_path / "run")) for worker_dir in dirs] == expected
+    assert [str(own(worker_dir).relative_to(tmp_path / "run")) for worker_dir in made] == expected
     private = tmp_path / "private" / "logs" / "run"
-    assert [str(Path(worker_dir.directory).relative_to(private)) for worker_dir in dirs] == expected
+    assert [str(Path(worker_dir.directory).relative_to(private)) for worker_dir in made] == expected
 
 
 def test_an_error_is_copied_when_its_worker_has_ended(tmp_path: Path) -> None:
-    logs = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private"))
+    logs = dirs(tmp_path / "logs", tmp_path / "private")
     well, failed = logs.worker_dir(1, 0), logs.worker_dir(1, 1)
     Path(failed.error_file).write_text("{}")
     for worker_dir in (well, failed):
@@ -76,7 +75,7 @@ def test_an_error_is_copied_when_its_worker_has_ended(tmp_path: Path) -> None:
 
 
 def test_an_error_that_cannot_be_copied_stays_where_it_is(tmp_path: Path) -> None:
-    worker_dir = LogDirs(config(tmp_path / "logs"), str(tmp_path / "private")).worker_dir(1, 0)
+    worker_dir = dirs(tmp_path / "logs", tmp_path / "private").worker_dir(1, 0)
     Path(worker_dir.error_file).write_text("{}")
     (tmp_path / "logs").rmdir()
     (tmp_path / "logs").touch()
@@ -95,7 +94,7 @@ def test_an_error_that_cannot_be_copied_stays_where_it_is(tmp_path: Path) -> Non
 
 def test_a_worker_gets_a_place_without_room_for_it(tmp_path: Path) -> None:
     (tmp_path / "private").touch()
-    worker_dir = LogDirs(config(None), str(tmp_path / "private")).worker_dir(1, 0)
+    worker_dir = dirs(None, tmp_path / "private").worker_dir(1, 0)
     assert read_error_file(worker_dir.error_file) is None
 
 
@@ -103,7 +102,7 @@ def test_a_worker_gets_a_place_without_room_for_it(tmp_path: Path) -> None:
     ("name", "directory"), [("a/b", "a_b"), ("../..", "_.."), ("..", "_"), ("", "_"), (".x", "x")]
 )
 def test_a_name_is_one_directory(tmp_path: Path, name: str, directory: str) -> None:
-    logs = LogDirs(config(tmp_path).with_(run_id=name), str(tmp_path / "private"))
+    logs = dirs(tmp_path, tmp_path / "private", run_id=name)
     worker_dir = logs.worker_dir(1, 0)
     assert own(worker_dir).is_relative_to(tmp_path / directory)
     assert Path(worker_dir.directory).is_relative_to(tmp_path / "private" / "logs" / directory)
@@ -113,22 +112,21 @@ def test_long_names_are_cut_and_stay_different(tmp_path: Path) -> None:
     logs, private = tmp_path / "logs", tmp_path / "private"
     names = ["r" * 255, "r" * 300, "r" * 299 + "s", "ä" * 200]
     for name in names:
-        settings = config(logs).with_(run_id=name, node_name=name)
         for _ in range(2):  # the second one is given a number
-            worker_dir = LogDirs(settings, str(private)).worker_dir(1, 0)
+            worker_dir = dirs(logs, private, run_id=name, node_name=name).worker_dir(1, 0)
             assert own(worker_dir).is_dir()
             assert Path(worker_dir.directory).is_dir()
     assert len(list(logs.iterdir())) == len(names)
     kept = "r" * 240  # as long as ever
-    worker_dir = LogDirs(config(logs).with_(run_id=kept), str(private)).worker_dir(1, 0)
+    worker_dir = dirs(logs, private, run_id=kept).worker_dir(1, 0)
     assert own(worker_dir).is_relative_to(logs / kept)
 
 
 def test_without_a_log_directory(tmp_path: Path) -> None:
-    worker_dir = LogDirs(config(None), str(tmp_path)).worker_dir(1, 0)
+    worker_dir = dirs(None, tmp_path).worker_dir(1, 0)
     assert Path(worker_dir.directory).is_relative_to(tmp_path)
     assert not worker_dir.logged
-    kept = LogDirs(config(None, tee={-1: 3}), str(tmp_path))
+    kept = dirs(None, tmp_path, output={"tee": {-1: 3}})
     assert kept.root is not None
     assert not kept.root.is_relative_to(tmp_path)
     kept.root.rmdir()
@@ -138,7 +136,7 @@ def test_a_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match=rf"--log-dir {path} cannot be used \(.*\): name a"):
-            LogDirs(config(path), "unused")
+            dirs(path, Path("unused"))
 
 
 def rounds(root: Path) -> list[str]:
@@ -157,7 +155,7 @@ def end(logs: LogDirs, worker_dir: WorkerDir) -> None:
 
 
 def test_the_logs_of_the_first_round_and_of_the_newest_are_kept(tmp_path: Path) -> None:
-    logs = LogDirs(config(tmp_path, keep=3), str(tmp_path / "private"))
+    logs = dirs(tmp_path, tmp_path / "private", output={"keep": 3})
     (tmp_path / "run" / "round-2" / "other").mkdir(parents=True)
     for number in range(1, 7):
         worker_dir = start(logs, number)
@@ -171,23 +169,23 @@ def test_the_logs_of_the_first_round_and_of_the_newest_are_kept(tmp_path: Path) 
 
 
 def test_the_logs_of_a_living_worker_and_of_the_last_that_ended_are_kept(tmp_path: Path) -> None:
-    logs = LogDirs(config(tmp_path, keep=2), str(tmp_path / "private"))
-    dirs = {number: start(logs, number) for number in range(1, 4)}
-    old = start(logs, 2, rank=1)
+    logs = dirs(tmp_path, tmp_path / "private", output={"keep": 2})
+    old = {number: start(logs, number) for number in range(1, 4)}
+    older = start(logs, 2, rank=1)
     for number in range(4, 8):
         end(logs, start(logs, number))
     for root in (tmp_path, tmp_path / "private" / "logs"):
         assert rounds(root) == [f"round-{n}" for n in (1, 2, 3, 6, 7)]
     # An old worker fails, and ends the job before or after another start.
-    end(logs, dirs[2])
-    end(logs, old)
+    end(logs, old[2])
+    end(logs, older)
     start(logs, 8)
     for root in (tmp_path, tmp_path / "private" / "logs"):
         assert "round-2" in rounds(root)
 
 
 def test_all_logs_are_kept_if_that_is_wanted(tmp_path: Path) -> None:
-    logs = LogDirs(config(tmp_path, keep=0), str(tmp_path / "private"))
+    logs = dirs(tmp_path, tmp_path / "private", output={"keep": 0})
     for number in range(1, 200):
         end(logs, start(logs, number))
     assert len(rounds(tmp_path)) == 199
@@ -197,7 +195,7 @@ def test_all_logs_are_kept_if_that_is_wanted(tmp_path: Path) -> None:
 def test_errors_in_the_private_directory_do_not_pile_up(tmp_path: Path, keep: int) -> None:
     """Whatever is kept of the logs: what has been read of them is in memory, and in the logs."""
     private = tmp_path / "private"
-    logs = LogDirs(config(tmp_path / "logs", keep=keep), str(private))
+    logs = dirs(tmp_path / "logs", private, output={"keep": keep})
     for number in range(1, 41):
         worker_dir = logs.worker_dir(number, 0)
         Path(worker_dir.error_file).write_text("{}")

@@ -1,21 +1,26 @@
-"""The way of a worker's output, with real pipes."""
+"""The way of a worker's output, with real pipes and on disks that are full, slow or stuck."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
 import threading
 import time
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.agent.logs import outputs, worker_files
+from elastic_runtime.agent.logs.log_directory import WorkerDir
 from elastic_runtime.agent.logs.worker_files import LogWriter
 from elastic_runtime.agent.logs.worker_output import Filter, Pump, Route, Stream, route
 from elastic_runtime.config import Output
-from elastic_runtime.events.log_events import LogDropped
+from elastic_runtime.events.log_events import LogDropped, LogResumed
 from elastic_runtime.reporting.console import Console, open_consoles
 from elastic_runtime.reporting.json_lines import WORKER_LINE, LineEvents
 from tests.processes import wait_for
@@ -53,10 +58,8 @@ def pipe() -> Iterator[tuple[int, int]]:
     reading, writing = os.pipe()
     yield reading, writing
     for descriptor in (reading, writing):
-        try:
+        with suppress(OSError):  # closed by the test
             os.close(descriptor)
-        except OSError:
-            pass  # closed by the test
 
 
 def test_each_line_is_an_event_where_events_are_read(screen: Screen, pipe: tuple[int, int]) -> None:
@@ -92,15 +95,6 @@ def test_each_line_gets_the_prefix(screen: Screen, pipe: tuple[int, int]) -> Non
     stream.finish()
 
 
-def test_bytes_that_are_no_text_pass(screen: Screen, pipe: tuple[int, int]) -> None:
-    reading, writing = pipe
-    stream = Stream(reading, b"", screen.console)
-    os.write(writing, bytes(range(256)) + b"\n")
-    stream.read()
-    assert screen.shows() == bytes(range(256)) + b"\n"
-    stream.finish()
-
-
 def test_a_part_of_a_line_is_continued_by_its_owner_only(screen: Screen) -> None:
     one, other = object(), object()
     screen.console.write(one, b"1:", b"50 %")
@@ -112,24 +106,13 @@ def test_a_part_of_a_line_is_continued_by_its_owner_only(screen: Screen) -> None
 
 def test_a_line_without_end_is_shown_in_parts(screen: Screen, pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    stream = Stream(reading, b"[a0]:", screen.console)
-    text = b"x" * 1_000_000
-
-    def write() -> None:
-        os.write(writing, text)
-        os.close(writing)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    os.set_blocking(reading, True)
-    most = 0
-    while stream.open:
+    stream, most = Stream(reading, b"[a0]:", screen.console), 0
+    for _ in range(100):
+        os.write(writing, b"x" * 10_000)
         stream.read()
         most = max(most, len(stream._partial))
-    writer.join()
-    os.set_blocking(reading, False)
     stream.finish()
-    assert screen.shows() == b"[a0]:" + text + b"\n"
+    assert screen.shows() == b"[a0]:" + b"x" * 1_000_000 + b"\n"
     assert most < 1 << 17  # nothing is hoarded
 
 
@@ -147,6 +130,9 @@ def test_an_unfinished_line_is_shown_after_a_while(screen: Screen, pipe: tuple[i
         pump.tick(time.monotonic() + wait + 0.01)
         assert screen.shows() == b"p Password: "
         assert pump.timeout(time.monotonic()) is None
+        os.close(writing)
+        pump.ready(stream)
+        assert not selector.get_map(), "it has ended"
         pump.finish([stream])
     assert screen.shows() == b"p Password: \n"
 
@@ -156,37 +142,10 @@ def test_the_rest_is_taken_at_the_end_though_the_pipe_stays_open(
 ) -> None:
     reading, writing = pipe
     stream = Stream(reading, b"", screen.console)
-    os.write(writing, b"a" * 65_536)
+    text = bytes(range(256)) * 256  # what is no text passes, too
+    os.write(writing, text)
     stream.finish()  # returns, though ``writing`` is open
-    assert screen.shows() == b"a" * 65_536 + b"\n"
-
-
-def test_lines_of_two_workers_do_not_mix(screen: Screen) -> None:
-    with selectors.DefaultSelector() as selector:
-        pump = Pump(selector)
-        streams, writers = [], []
-        for name in (b"a", b"b"):
-            reading, writing = os.pipe()
-            streams.append(Stream(reading, name + b":", screen.console))
-
-            def write(writing: int = writing, name: bytes = name) -> None:
-                for _ in range(2000):
-                    os.write(writing, name * 50)
-                    os.write(writing, name * 50 + b"\n")
-                os.close(writing)
-
-            writers.append(threading.Thread(target=write))
-        pump.add(streams)
-        for writer in writers:
-            writer.start()
-        while any(stream.open for stream in streams):
-            for key, _ in selector.select(1.0):
-                pump.ready(key.data)
-        for writer in writers:
-            writer.join()
-        pump.finish(streams)
-    lines = screen.shows().splitlines()
-    assert sorted(lines) == [b"a:" + b"a" * 100] * 2000 + [b"b:" + b"b" * 100] * 2000
+    assert screen.shows() == text + b"\n"
 
 
 def test_files_and_filters(screen: Screen, pipe: tuple[int, int], tmp_path: Path) -> None:
@@ -230,22 +189,6 @@ def test_a_console_whose_reader_is_gone_is_forgotten() -> None:
     console.close()
 
 
-def test_a_slow_console_holds_up_and_then_relieves() -> None:
-    reading, writing = os.pipe()
-    relieved = threading.Event()
-    console = Console(writing, relieved.set, limit=200_000, patience=60.0)
-    os.close(writing)
-    console.write(None, b"", b"x" * 400_000 + b"\n")
-    assert console.full
-    received = 0
-    while received < 400_001:
-        received += len(os.read(reading, 1 << 16))
-    assert relieved.wait(10.0)
-    wait_for(lambda: not console.full, 10.0, "room")
-    console.close()
-    os.close(reading)
-
-
 def test_a_stuck_console_is_given_up_until_it_moves() -> None:
     reading, writing = os.pipe()
     console = Console(writing, limit=200_000, patience=0.05)
@@ -263,15 +206,6 @@ def test_a_stuck_console_is_given_up_until_it_moves() -> None:
     console.write(None, b"", b"seen\n")
     assert console.flush(10.0)
     assert os.read(reading, 100) == b"seen\n"
-    console.close()
-    os.close(reading)
-
-
-def test_closing_a_stuck_console_returns() -> None:
-    reading, writing = os.pipe()
-    console = Console(writing, patience=0.05)
-    os.close(writing)
-    console.write(None, b"", b"x" * 400_000)
     console.close()
     os.close(reading)
 
@@ -324,11 +258,8 @@ def test_one_place_has_one_console(tmp_path: Path) -> None:
     ("output", "out", "err"),
     [
         (Output(), Route(True, False), Route(True, False)),
-        (Output(redirects={-1: 3}), Route(False, True), Route(False, True)),
-        (Output(redirects={-1: 1}), Route(False, True), Route(True, False)),
         (Output(redirects={0: 2}), Route(True, False), Route(False, True)),
         (Output(redirects={1: 3}), Route(True, False), Route(True, False)),
-        (Output(tee={-1: 3}), Route(True, True), Route(True, True)),
         (Output(tee={0: 1}, redirects={-1: 3}), Route(True, True), Route(False, True)),
         (Output(ranks=frozenset({1})), Route(False, False), Route(False, False)),
         (Output(ranks=frozenset({0})), Route(True, False), Route(True, False)),
@@ -346,16 +277,194 @@ def test_agrees_with_torchrun(tmp_path: Path) -> None:
         redirects, tee, ranks = number % 4, number // 4 % 4, [None, {0}, {1}][number // 16]
         specs = DefaultLogsSpecs(str(tmp_path), Std(redirects), Std(tee), ranks)
         theirs = specs.reify({0: {}, 1: {}})
-        output = Output(
-            redirects={-1: redirects},
-            tee={-1: tee},
-            ranks=frozenset(ranks) if ranks else None,
-        )
-        for rank in (0, 1):
-            for stream, files, tees in (
-                ("stdout", theirs.stdouts, theirs.tee_stdouts),
-                ("stderr", theirs.stderrs, theirs.tee_stderrs),
-            ):
-                way = route(output, rank, stream)
-                assert way.file == files[rank].endswith(".log")
-                assert way.console == (files[rank] == "" or rank in tees)
+        some = frozenset(ranks) if ranks else None
+        output = Output(redirects={-1: redirects}, tee={-1: tee}, ranks=some)
+        for rank, stream in product((0, 1), ("stdout", "stderr")):
+            file = getattr(theirs, f"{stream}s")[rank]
+            way = route(output, rank, stream)
+            assert way.file == file.endswith(".log")
+            assert way.console == (file == "" or rank in getattr(theirs, f"tee_{stream}s"))
+
+
+# Log files on disks that are full, slow or stuck
+
+
+PATIENCE = 60.0
+
+
+class Disk:
+    """The writes of all log files: they fail, or do not return, as long as the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self.free = threading.Event()
+        self.free.set()
+        self._write = os.write
+        monkeypatch.setattr(worker_files.os, "write", self.write)
+
+    def write(self, descriptor: int, data: Any) -> int:
+        assert self.free.wait(PATIENCE)
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._write(descriptor, data)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    monkeypatch.setattr(worker_files, "_AGAIN", 0.0)
+    return Disk(monkeypatch)
+
+
+def test_a_full_disk_is_said_once_and_its_files_go_on_later(disk: Disk, tmp_path: Path) -> None:
+    told: list[Event] = []
+    writer = LogWriter(told.append)
+    one, two = (writer.open(partial(str, tmp_path / name)) for name in ("one", "two"))
+    one.write(b"first\n")
+    assert writer.flush(PATIENCE)
+    disk.full = True
+    for _ in range(3):
+        one.write(b"lost\n")
+        two.write(b"lost as well\n")
+    assert writer.flush(PATIENCE)
+    assert [type(event) for event in told] == [LogDropped]
+    disk.full = False
+    one.write(b"last\n")
+    two.write(b"last\n")
+    two.close()
+    assert writer.flush(PATIENCE)
+    writer.close()
+    assert (tmp_path / "one").read_bytes() == (
+        b"first\n\n[elastic-run] 15 bytes could not be written here\nlast\n"
+    )
+    assert told[1] == LogResumed(two.path, 54)
+
+
+def test_what_fails_from_the_start_is_said_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_files, "_AGAIN", 0.0)
+    told: list[Event] = []
+    writer = LogWriter(told.append)
+    path = tmp_path / "directory" / "log"
+    made = threading.Event()
+
+    def make() -> None:
+        if not made.is_set():
+            raise OSError(errno.ESTALE, "Stale file handle", str(path.parent))
+        path.parent.mkdir()
+
+    writer.call(make)
+    quiet = writer.open(partial(str, path.with_name("quiet")))
+    file = writer.open(partial(str, path))
+    file.write(b"lost")
+    assert writer.flush(PATIENCE)
+    assert told == [LogDropped(str(path.parent), "Stale file handle")]
+    made.set()
+    writer.call(make)
+    file.write(b"kept")
+    file.close()
+    assert writer.flush(PATIENCE)
+    assert path.read_bytes() == b"\n[elastic-run] 4 bytes could not be written here\nkept"
+    assert told[1:] == [LogResumed(str(path), 4)]
+    quiet.close()
+    writer.close()
+
+
+def test_a_stuck_disk_holds_up_for_a_while_and_then_costs_only_the_log(
+    disk: Disk, tmp_path: Path
+) -> None:
+    relieved = threading.Event()
+    writer = LogWriter(relieved=relieved.set, limit=10, patience=3600.0)
+    file = writer.open(partial(str, tmp_path / "log"))
+    disk.free.clear()
+    file.write(b"a" * 11)
+    assert file.full
+    disk.free.set()
+    assert relieved.wait(PATIENCE)
+    assert not file.full
+    disk.free.clear()
+    file.write(b"b" * 11)
+    writer._patience = 0.0
+    assert not file.full
+    file.write(b"lost")
+    disk.free.set()
+    file.close()
+    assert writer.flush(PATIENCE)
+    assert b"lost" not in (tmp_path / "log").read_bytes()
+
+
+def test_all_that_was_asked_for_is_done_and_told_before_a_flush_returns(tmp_path: Path) -> None:
+    told: list[Event] = []
+    writer = LogWriter(told.append)
+    file = writer.open(partial(str, tmp_path / "log"))
+    file.close()
+    free = threading.Event()
+
+    def publish() -> None:
+        assert free.wait(PATIENCE)
+        raise OSError(errno.ENOTDIR, "Not a directory", "logs")
+
+    writer.call(publish)
+    assert not writer.flush(0.0)
+    free.set()
+    assert writer.flush(PATIENCE)
+    assert told == [LogDropped("logs", "Not a directory")]
+    writer.close()
+
+
+# The end of a worker's output
+
+
+class Directory(WorkerDir):
+    """A worker's, in a log directory in which nothing can be done until it is free."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 0, "", None)
+        self.free = threading.Event()
+        self.ended = threading.Event()
+
+    @property
+    def logged(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        assert self.free.wait(10 * PATIENCE)
+        self.ended.set()
+
+
+@pytest.fixture
+def made() -> Iterator[outputs.Outputs]:
+    told: list[Event] = []
+    with selectors.DefaultSelector() as selector:
+        made = outputs.Outputs(selector, 1, 2, lambda: None, told.append, only_events=False)
+        yield made
+        made.close()
+
+
+def test_who_has_no_log_file_does_not_wait_for_the_log_disk(
+    made: outputs.Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outputs, "WORKER_LOG_TIMEOUT", 10 * PATIENCE)
+    directory = Directory()
+    ending = threading.Thread(target=made.finish, args=([], directory))
+    ending.start()
+    ending.join(PATIENCE)
+    waits = ending.is_alive()
+    directory.free.set()
+    ending.join()
+    assert not waits
+    assert made.logs.flush(PATIENCE)
+    assert directory.ended.is_set()
+
+
+def test_who_has_one_waits_until_all_of_it_is_done(made: outputs.Outputs, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    file = made.logs.open(partial(str, tmp_path / "log"))
+    stream = Stream(reading, b"", None, file)
+    os.write(writing, b"last words")
+    os.close(writing)
+    directory = Directory()
+    directory.free.set()
+    made.finish([stream], directory)
+    assert (tmp_path / "log").read_bytes() == b"last words"
+    assert directory.ended.is_set()

@@ -1,28 +1,38 @@
-"""What an agent says of itself over HTTP."""
+"""What an agent says of itself over HTTP, and what it tells people of its job."""
 
 from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.agent.lifecycle.lifecycle_state import AgentState, LifecycleSettings, Phase
+from elastic_runtime.agent.metrics.job_reporter import JobReporter
 from elastic_runtime.agent.metrics.meter import Meter
 from elastic_runtime.agent.metrics.metrics_fold import LoopTurned
-from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig
 from elastic_runtime.events import Event, silent
 from elastic_runtime.events.checkpoint_events import CheckpointSaved
-from elastic_runtime.events.node_events import MetricsOff
-from elastic_runtime.events.round_events import RoundSealed
-from tests.processes import PROGRAM_TIMEOUT
+from elastic_runtime.events.job_events import Hint
+from elastic_runtime.events.node_events import MetricsOff, NodeLeaving
+from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
+from elastic_runtime.protocol.messages import Note
+from elastic_runtime.protocol.round_records import Budget
+from tests.unit.agent.jobs import ROUND, job
+from tests.unit.programs import run_python
 
-CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "the run", node_name="n1")
+if TYPE_CHECKING:
+    from elastic_runtime.events import Event
+    from elastic_runtime.protocol.records import EventRecord
+
+
+CONFIG = job()
 LOCAL = "127.0.0.1"
 PATIENCE = 60.0  # of a test
 
@@ -46,8 +56,7 @@ def free_port() -> int:
     return port
 
 
-RESTARTS = {"failed": 0, "killed": 1, "lost": 0, "planned": 0}
-SEALED = RoundSealed(3, workers=4, nodes=2, restarts=RESTARTS)
+SEALED = RoundSealed(3, workers=4, nodes=2, restarts=Budget().restarts | {"killed": 1})
 
 
 def test_what_the_agent_says(free_port: int) -> None:
@@ -61,23 +70,10 @@ def test_what_the_agent_says(free_port: int) -> None:
         assert get(free_port, "/readyz") == (200, "in round 3\n")
         status, text = get(free_port, "/status")
         said = json.loads(text)
-        assert 0 <= said.pop("goodput") <= 1
-        assert (status, said) == (
-            200,
-            {
-                "run_id": "the run",
-                "node": "n1",
-                "round": 3,
-                "world": 4,
-                "nodes": 2,
-                "step": 12,
-                "checkpoint_step": -1,
-                "ready": True,
-                "restarts": RESTARTS,
-            },
-        )
-        status, text = get(free_port, "/metrics")
-        assert status == 200
+        assert 0 <= said["goodput"] <= 1
+        names = said["run_id"], said["node"]
+        assert (status, names, said["round"], said["step"]) == (200, ("run", "a"), 3, 12)
+        text = get(free_port, "/metrics")[1]
         assert 'elastic_restarts_total{class="killed"} 1.0\n' in text
         assert get(free_port, "/")[0] == 404
         assert "/metrics, /status" in get(free_port, "/nowhere")[1]
@@ -91,8 +87,8 @@ def test_an_agent_whose_loop_hangs_says_so(free_port: int, monkeypatch: pytest.M
     with Meter(CONFIG.with_(metrics_port=free_port), silent) as meter:
         meter.watch(LoopTurned(step=-1, count=0, moment=0.0))
         monkeypatch.setattr("elastic_runtime.agent.metrics.metrics_fold.HANGING_AGENT", -1.0)
-        status, text = get(free_port, "/healthz")
-        assert (status, text) == (503, "the agent's main loop has not run for 0 s\n")
+        hangs = 503, "the agent's main loop has not run for 0 s\n"
+        assert get(free_port, "/healthz") == hangs
 
 
 @pytest.mark.parametrize(
@@ -142,19 +138,8 @@ def test_without_a_port_nothing_of_it_is_imported() -> None:
         "bad &= set(sys.modules)\n"
         "assert not bad, bad"
     )
-    ended = _python(code)
-    assert ended == (0, "")
-
-
-def _python(code: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-        check=False,
-    )
-    return done.returncode, done.stderr
+    ended = run_python(code)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_node_that_knows_where_it_is_says_so() -> None:
@@ -162,3 +147,60 @@ def test_a_node_that_knows_where_it_is_says_so() -> None:
         assert meter.report()["topology"] == "z/r"
     with Meter(CONFIG, silent) as meter:
         assert "topology" not in meter.report()
+
+
+# What an agent tells people of its job, and what of it is kept in the store
+
+
+class Told:
+    """A reporter of one node, what it has emitted, and what it has kept."""
+
+    def __init__(self, node: str = "a") -> None:
+        self.events: list[Event] = []
+        self.kept: list[tuple[str, EventRecord]] = []
+        self.state = AgentState(
+            LifecycleSettings(1), Phase.RUNNING, round=ROUND, group_rank=ROUND.rank_of(node)
+        )
+        self.reporter = JobReporter(
+            job(node_name=node, max_nodes=2, max_restarts=0),
+            lambda event, /, **fields: self.events.append(event),  # type: ignore[arg-type]
+            None,
+            keep=lambda key, record: self.kept.append((key, record)),
+            node=lambda: node,
+            state=lambda: self.state,
+            progress=lambda: (7, 7, 0.0),
+        )
+
+
+def test_what_holds_for_the_whole_job_is_kept_by_its_first_node_only() -> None:
+    first, second = Told("a"), Told("b")
+    for told in (first, second):
+        told.reporter.tell(SEALED)
+        told.reporter.tell(NodeLeaving("asked to"))
+        assert told.events == [SEALED, NodeLeaving("asked to")], "all of them emit it"
+    assert [record.name for _, record in first.kept] == ["round.sealed", "node.leaving"]
+    assert [record.name for _, record in second.kept] == ["node.leaving"]
+    assert {record.round for _, record in first.kept} == {3}
+
+
+def test_a_recovery_ends_with_the_first_step_of_the_next_round() -> None:
+    told = Told()
+    told.reporter.interrupted()
+    first = Note("step.first", 0, 3, {"step": 8})
+    told.reporter.note(first)
+    assert not told.events, "that step was made before the round was left"
+    told.state = replace(told.state, round=replace(ROUND, number=4))
+    told.reporter.note(replace(first, round=4))
+    told.reporter.note(replace(first, round=4))
+    (recovered,) = told.events
+    assert isinstance(recovered, RoundRecovered)
+    assert (recovered.round, recovered.step) == (4, 8)
+
+
+def test_a_hint_is_given_once_and_by_one_node() -> None:
+    first, second = Told("a"), Told("b")
+    for told in (first, second):
+        told.reporter.give_hints()
+        told.reporter.give_hints()
+    assert [event.about for event in first.events if isinstance(event, Hint)] == ["max-restarts"]
+    assert not second.events

@@ -1,4 +1,4 @@
-"""What an agent measures, by tables of events."""
+"""What an agent measures, by tables of events, and what Prometheus is told of it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,27 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_runtime.agent.metrics.metrics_fold import (
     PHASES,
     Histogram,
+    LoopTurned,
     Measured,
+    RecoveryBegan,
+    WorkerProgress,
     fold,
 )
 from elastic_runtime.agent.metrics.prometheus_text import render
+from elastic_runtime.agent.metrics.recovery_timing import (
+    Interruption,
+    RecoveryTimer,
+    step_before_round,
+)
+from elastic_runtime.events import Event
 from elastic_runtime.events.checkpoint_events import (
     CheckpointCommitted,
+    CheckpointResumed,
     CheckpointSaved,
     CheckpointSaveFailed,
 )
@@ -26,6 +37,7 @@ from elastic_runtime.events.round_events import (
     RESTART_CLASSES,
     RegroupChosen,
     RoundEntered,
+    RoundLeft,
     RoundRecovered,
     RoundSealed,
 )
@@ -33,17 +45,54 @@ from elastic_runtime.events.snapshot_events import SnapshotTaken
 from elastic_runtime.events.store_events import StoreLost
 from elastic_runtime.limits import HISTOGRAM_BOUNDS
 from elastic_runtime.protocol.round_records import Budget
-from tests.unit.agent.metrics.measured import (
-    BEGUN,
-    KILLED,
-    Told,
-    interrupted,
-    left,
-    recovered,
-    resumed,
-    sealed,
-    told,
-    turned,
+
+Told = tuple[float, Event | WorkerProgress]
+
+
+def told(*events: Told, state: Measured | None = None) -> Measured:
+    """What is known after these events, of an agent that began at 100."""
+    state = state or Measured(100.0)
+    for now, event in events:
+        state = fold(state, event, now)
+    return state
+
+
+def sealed(now: float, number: int, *, rank: int = 0, **restarts: int) -> Told:
+    known = Budget().restarts | restarts
+    return now, RoundSealed(number, workers=4, nodes=2, group_rank=rank, restarts=known)
+
+
+def turned(now: float, step: int, count: int, moment: float | None = None) -> Told:
+    return now, LoopTurned(step, count, now if moment is None else moment)
+
+
+def interrupted(now: float, step: int, count: int, moment: float) -> Told:
+    return now, RecoveryBegan(step, count, moment)
+
+
+def left(now: float) -> Told:
+    return now, RoundLeft(1, "")
+
+
+def resumed(now: float, number: int, step: int, seconds: float, source: str = "storage") -> Told:
+    return now, CheckpointResumed("x", step, seconds, source, round=number)
+
+
+def recovered(now: float, number: int, step: int) -> Told:
+    return now, RoundRecovered(number, 0.0, step)
+
+
+# Steps 1 to 11 in ten seconds, then a worker is killed, and the job goes back to step 5.
+BEGUN = (sealed(105, 1), turned(110, 1, 1), turned(120, 11, 11))
+
+
+KILLED = (
+    *BEGUN,
+    interrupted(121, 11, 11, 120),
+    left(121.5),
+    sealed(123, 2, killed=1),
+    resumed(126, 2, 5, seconds=2),
+    recovered(130, 2, 6),
 )
 
 
@@ -62,40 +111,41 @@ def test_the_last_word_says_what_the_faults_have_cost() -> None:
 # ---------------------------------------------------------------- rounds
 
 
+BEFORE: dict[str, Any] = {
+    "run_id": "r",
+    "node": "n",
+    "round": 0,
+    "world": 0,
+    "nodes": 0,
+    "step": -1,
+    "checkpoint_step": -1,
+    "ready": False,
+    "restarts": Budget().restarts,
+}
+
+
 def test_before_the_first_round_nothing_is_known() -> None:
     state = Measured(100.0)
-    assert state.status("r", "n", 120.0) == {
-        "run_id": "r",
-        "node": "n",
-        "round": 0,
-        "world": 0,
-        "nodes": 0,
-        "step": -1,
-        "checkpoint_step": -1,
-        "ready": False,
-        "restarts": {"failed": 0, "killed": 0, "lost": 0, "planned": 0},
-    }
+    assert state.status("r", "n", 120.0) == BEFORE
     assert state.goodput(200.0) is None
 
 
 def test_a_round_is_what_the_status_says() -> None:
-    state = told(sealed(105, 7, killed=2, lost=1), turned(110, 30, 3))
-    status = state.status("r", "n", 120.0)
-    assert (status["round"], status["world"], status["step"]) == (7, 4, 30)
-    assert status["ready"]
-    assert status["restarts"] == {"failed": 0, "killed": 2, "lost": 1, "planned": 0}
-
-
-def test_the_status_says_what_share_of_the_time_counted() -> None:
-    state = told(sealed(105, 7), turned(110, 30, 3), turned(115, 60, 33))
-    assert state.status("r", "n", 120.0)["goodput"] == round(state.goodput(120.0) or 0.0, 3) > 0
-    assert "goodput" not in told(sealed(105, 7)).status("r", "n", 120.0)
+    state = told(sealed(105, 7, killed=2, lost=1))
+    restarts = {"failed": 0, "killed": 2, "lost": 1, "planned": 0}
+    known = {"round": 7, "world": 4, "nodes": 2, "ready": True, "restarts": restarts}
+    assert state.status("r", "n", 120.0) == BEFORE | known
+    state = told(turned(110, 30, 3), turned(115, 60, 33), state=state)
+    goodput = round(state.goodput(120.0) or 0.0, 3)
+    assert goodput > 0
+    known |= {"step": 60, "goodput": goodput}
+    assert state.status("r", "n", 120.0) == BEFORE | known
 
 
 def test_the_last_fault_is_why_the_last_round_broke() -> None:
     def begun(at: float, number: int, why: str, **restarts: int) -> Told:
-        counts = {"failed": 0, "killed": 0, "lost": 0, "planned": 0, **restarts}
-        return (at, RoundSealed(number, workers=4, nodes=2, reason=why, restarts=counts))
+        _, event = sealed(at, number, **restarts)
+        return at, replace(event, reason=why)
 
     first = begun(105, 3, "node b is lost", lost=1)  # before this node was there
     assert "fault" not in told(first).status("r", "n", 120.0)
@@ -147,12 +197,8 @@ def test_a_recovery_is_of_the_class_that_has_grown(restarts: dict[str, int], exp
     events = (interrupted(121, 11, 11, 120), left(122), sealed(123, 2, **restarts))
     state = told(*BEGUN, *events, recovered(130, 2, 12))
     assert {name for _, name in state.recovery} == {expected}
-
-
-def test_nothing_was_detected_where_the_end_was_planned() -> None:
-    events = (interrupted(121, 11, 11, 120), left(122), sealed(123, 2, planned=1))
-    state = told(*BEGUN, *events, recovered(130, 2, 12))
-    assert {phase for phase, _ in state.recovery} == {"rendezvous", "first_step"}
+    detected = "detect" in {phase for phase, _ in state.recovery}
+    assert detected == (expected != "planned"), "nothing is to be detected of a planned end"
 
 
 def test_in_place_the_state_is_restored_when_all_ranks_have_it() -> None:
@@ -267,9 +313,7 @@ def test_goodput_falls_while_nothing_moves() -> None:
         max_size=30,
     )
 )
-def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
-    story: list[tuple[str, int, Any]],
-) -> None:
+def test_goodput_is_a_share_and_counters_grow_always(story: list[tuple[str, int, Any]]) -> None:
     state, now, number, step, count = Measured(0.0), 1.0, 0, 0, 0
     restarts = dict.fromkeys(RESTART_CLASSES, 0)
     for what, amount, more in story:
@@ -294,16 +338,12 @@ def test_whatever_happens_goodput_is_a_share_and_counters_only_grow(
         render(state, "r", "n", now)
 
 
-# ---------------------------------------------------------------- checkpoints, health, text
-
-
-def test_every_node_knows_of_the_last_checkpoint() -> None:
-    state = told(*BEGUN, (121.0, CheckpointCommitted(10)))
-    assert state.checkpoint_step == 10
-    assert state.checkpoint_bytes is None
+# ---------------------------------------------------------------- checkpoints, health
 
 
 def test_checkpoints_and_snapshots() -> None:
+    state = told(*BEGUN, (121.0, CheckpointCommitted(10)))
+    assert (state.checkpoint_step, state.checkpoint_bytes) == (10, None), "another node's"
     state = told(
         resumed(101, 1, 40, seconds=1),
         (102, CheckpointSaved("x", step=50, bytes=1000, seconds=0.5)),
@@ -337,3 +377,84 @@ def test_a_histogram_counts_by_upper_bounds() -> None:
     for seconds in (0.01, 0.02, 1e9):
         seen = seen.with_(seconds)
     assert seen.counts == (1, 1, *(0 for _ in HISTOGRAM_BOUNDS[2:]), 1)
+
+
+# ---------------------------------------------------------------- Prometheus
+
+
+def test_prometheus_reads_what_is_rendered() -> None:
+    state = told(*KILLED, turned(131, 6, 1), turned(140, 15, 10))
+    text = render(state, 'a "run"', "n\\1", 140.0).decode()
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["elastic_agent_info", ("node", "n\\1"), ("run_id", 'a "run"')] == 1
+    assert samples["elastic_world_size",] == 4
+    assert samples["elastic_nodes",] == 2
+    assert samples["elastic_restarts_total", ("class", "killed")] == 1
+    assert samples["elastic_restarts_total", ("class", "lost")] == 0
+    restore = ("class", "killed"), ("phase", "restore")
+    assert samples["elastic_recovery_seconds_sum", *restore] == 2
+    bucket = "elastic_recovery_seconds_bucket"
+    assert samples[bucket, restore[0], ("le", "1.0"), restore[1]] == 0
+    assert samples[bucket, restore[0], ("le", "3.0"), restore[1]] == 1
+    assert samples[bucket, restore[0], ("le", "+Inf"), restore[1]] == 1
+    assert samples["elastic_step",] == 15
+    assert samples["elastic_lost_steps_total",] == 6
+    assert samples["elastic_goodput_ratio",] == pytest.approx(state.goodput(140.0))
+    assert samples["elastic_checkpoint_step",] == 5
+    assert ("elastic_snapshot_size_bytes",) not in samples
+    assert ("elastic_snapshot_step",) not in samples
+
+
+def test_a_script_that_reports_no_steps_has_no_step() -> None:
+    text = render(told(sealed(105, 1)), "r", "n", 110.0).decode()
+    assert "\nelastic_step " not in text
+    assert "\nelastic_goodput_ratio " not in text
+    assert "\nelastic_round 1.0\n" in text
+
+
+# ---------------------------------------------------------------- one interruption after another
+
+
+def _in(number: int, at: float) -> Interruption:
+    return Interruption(number, at, at - 0.5)
+
+
+def test_a_recovery_counts_from_the_first_sign() -> None:
+    timer = RecoveryTimer().noticed(_in(1, 10.0)).noticed(_in(1, 11.0), ordered=True)
+    assert timer.first_step(2, 12.0) == (_in(1, 10.0), RecoveryTimer())
+
+
+def test_a_replacement_that_is_ready_before_the_first_step_is_a_recovery_of_its_own() -> None:
+    both = RecoveryTimer().noticed(_in(1, 10.0)).noticed(_in(2, 10.3), ordered=True)
+    over, timer = both.first_step(2, 12.0)
+    assert over == _in(1, 10.0)
+    assert timer.first_step(3, 13.0) == (Interruption(2, 12.0, 12.0), RecoveryTimer())
+    no_step_in_2 = both.first_step(3, 13.0)
+    assert no_step_in_2 == (_in(1, 10.0), RecoveryTimer()), "that round is part of the first one"
+
+
+def test_nothing_stands_still_while_steps_are_made_in_the_round_that_is_to_end() -> None:
+    timer = RecoveryTimer().noticed(_in(1, 10.0), ordered=True)
+    assert timer.left(9.5) == timer
+    assert timer.left(40.0).first_step(2, 40.2)[0] == Interruption(1, 40.0, 40.0)
+    assert RecoveryTimer().left(40.0) == RecoveryTimer()
+
+
+def test_a_late_echo_of_the_round_before_is_no_new_trouble() -> None:
+    timer = RecoveryTimer().noticed(_in(1, 10.0)).noticed(_in(2, 10.3))
+    assert timer.first_step(2, 12.0) == (_in(1, 10.0), RecoveryTimer())
+
+
+def test_the_first_step_of_another_worker_does_not_end_what_has_come_since() -> None:
+    timer = RecoveryTimer().noticed(_in(2, 10.0), ordered=True)
+    assert timer.first_step(2, 12.0) == (None, timer)
+    assert timer.first_step(3, 13.0) == (_in(2, 10.0), RecoveryTimer())
+
+
+@pytest.mark.parametrize(("left_at", "reached"), [(71, 71), (0, 0), (-1, 91)])
+def test_what_is_made_again_counts_from_the_round_before(left_at: int, reached: int) -> None:
+    assert step_before_round(left_at, Budget(best_step=91)) == reached

@@ -1,4 +1,4 @@
-"""The agent's end of the channel, with a real worker's end at the other side."""
+"""The agent's end of the channel, with a real worker at the other side, and its environment."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import errno
 import os
 import queue
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.agent.workers.worker_channel import Channel
+from elastic_runtime.agent.workers.worker_environment import worker_environment
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
     ENV_SERIAL,
@@ -19,11 +21,14 @@ from elastic_runtime.protocol.messages import (
     Message,
     Ready,
 )
+from elastic_runtime.protocol.round_records import Member, RoundRecord
 from elastic_runtime.worker.context import WorkerContext
+from tests.unit.agent.jobs import job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
 
 PATIENCE = 60.0
 
@@ -96,10 +101,9 @@ def test_a_caller_waits_where_too_many_files_are_open(
     heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
     monkeypatch.setattr(socket.socket, "accept", crowded)
     channel = Channel(str(tmp_path / "socket"), lambda _, message: heard.put(message))
-    paused = []
-    monkeypatch.setattr(
-        channel, "_listen_again", lambda again=channel._listen_again: note(paused, again())
-    )
+    paused: list[float | None] = []
+    again = channel._listen_again
+    monkeypatch.setattr(channel, "_listen_again", lambda: paused.append(again()) or paused[-1])
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(channel.path)
         caller.sendall(Ready().encode())
@@ -109,6 +113,27 @@ def test_a_caller_waits_where_too_many_files_are_open(
     assert [pause for pause in paused if pause], "it spun"
 
 
-def note(into: list[float | None], pause: float | None) -> float | None:
-    into.append(pause)
-    return pause
+# What a worker finds in its environment
+
+
+LAST = RoundRecord(1, "life", (Member("a", "a", "127.0.0.1", 1),), 1, "first")
+PLACES = {"error_file": "e", "progress_file": "p", "channel": "c"}
+
+
+@pytest.mark.parametrize(
+    ("address", "interface"), [("127.0.0.1", "lo"), ("::1", "lo"), ("192.0.2.1", None)]
+)
+def test_gloo_stays_on_the_loopback_where_one_machine_is_enough(
+    address: str, interface: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    last = replace(LAST, members=(Member("a", "a", address, 1),))
+    made = worker_environment(job(), last, 0, 0, **PLACES)
+    assert made.get("GLOO_SOCKET_IFNAME") == interface
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")  # the user's word
+    assert worker_environment(job(), last, 0, 0, **PLACES)["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_the_signals_of_the_launcher() -> None:
+    found = worker_environment(job(signals=("SIGTERM", "SIGUSR1")), LAST, 0, 0, **PLACES)
+    assert found["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1"  # as torchrun has it

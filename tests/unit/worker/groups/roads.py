@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
@@ -13,8 +14,11 @@ from elastic_runtime.worker.groups.rebuild import Rebuild
 from elastic_runtime.worker.groups.reconfigure import Reconfigure
 from elastic_runtime.worker.groups.round_ranks import RankInRound
 from elastic_runtime.worker.groups.store_clients import Stores
+from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_runtime.worker.groups.regrouping import Regrouping
     from elastic_runtime.worker.groups.round_ranks import Ranks
 
@@ -36,6 +40,12 @@ def regrouping(road: str, stores: Stores | None = None) -> Regrouping:
 def serve() -> dist.TCPStore:
     """A store as an agent hosts it."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def on_ranks(size: int, work: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """What so many new ranks return that are given the port of a store, and these arguments."""
+    server = serve()
+    return values(run_ranks(size, partial(work, **options), server.port, *args))
 
 
 def place(port: int, size: int = 1, *, rank: int = 0, number: int = 1) -> RankInRound:

@@ -16,9 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
-from elastic_runtime.worker.groups.round_ranks import RankInRound
 from tests.ranks import run_ranks, values
-from tests.unit.worker.groups.roads import ROADS, begin_in_place, meet, regrouping, serve
+from tests.unit.worker.groups.roads import begin_in_place, meet, on_ranks, place, regrouping
 
 
 def _model() -> torch.nn.Sequential:
@@ -55,7 +54,7 @@ def averages_in_three_rounds(port: int, *, road: str, early: bool, hook: bool) -
         rank = me if number < 3 else me - 1
         if not 0 <= rank < size or (number == 1 and me == 2):
             continue
-        ranks = here.ranks(RankInRound(number, rank, size, "127.0.0.1", port, f"round/{number}"))
+        ranks = here.ranks(place(port, size, rank=rank, number=number))
         ranks.build()
         context().enter(number, rank, "life")
         wrapped = first if early else elastic.ddp(model)
@@ -73,19 +72,15 @@ def averages_in_three_rounds(port: int, *, road: str, early: bool, hook: bool) -
     return averages, len(wrappers), len(calls), not wrappers.pop().training
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(("early", "hook"), [(True, False), (False, False), (False, True)])
-def test_one_wrapper_averages_over_whichever_ranks_there_are(
-    road: str, early: bool, hook: bool
-) -> None:
-    server = serve()
-    work = partial(averages_in_three_rounds, road=road, early=early, hook=hook)
-    found = values(run_ranks(3, work, server.port))
+def test_one_wrapper_averages_over_all_ranks_there_are(road: str, early: bool, hook: bool) -> None:
+    found = on_ranks(3, averages_in_three_rounds, road=road, early=early, hook=hook)
     expected = [[0.5, 0.5, 1.0, 1.0], [0.5, 0.5, 1.0, 1.0, 1.5, 1.5], [1.0, 1.0, 1.5, 1.5]]
-    assert [row[0] for row in found] == expected
-    assert [row[1] for row in found] == [1, 1, 1]
-    assert [row[2] for row in found] == ([4, 6, 4] if early else [0, 0, 0])
-    assert [row[3] for row in found] == [early] * 3
+    averages, wrappers, calls, evaluates = zip(*found, strict=True)
+    assert [*averages] == expected
+    assert wrappers == (1, 1, 1)
+    assert calls == ((4, 6, 4) if early else (0, 0, 0))
+    assert evaluates == (early,) * 3
 
 
 def test_a_wrapper_that_is_used_before_the_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +114,9 @@ def test_what_cannot_be_set_up_twice_is_refused() -> None:
 def takes_other_options() -> list[bool]:
     """What a wrapper does with the options of each call."""
     model = torch.nn.Linear(1, 1)
-    found = []
-    for options in ({}, {"find_unused_parameters": True}, {}):
-        wrapped = elastic.ddp(model, **options)
-        found.append(wrapped.find_unused_parameters)
+    calls: tuple[dict[str, Any], ...] = ({}, {"find_unused_parameters": True}, {})
     assert dist.get_world_size() == 2
-    return found
+    return [elastic.ddp(model, **options).find_unused_parameters for options in calls]
 
 
 def test_the_options_of_the_last_call_count() -> None:
@@ -137,7 +129,7 @@ def is_used_after_the_last_round(port: int, *, road: str) -> str:
     here = regrouping(road)
     wrapped = elastic.ddp(_model())
     compiled = torch.compile(wrapped, backend="eager")
-    ranks = here.ranks(RankInRound(1, me, 2, "127.0.0.1", port, "round/1"))
+    ranks = here.ranks(place(port, 2, rank=me))
     ranks.build()
     context().enter(1, me, "life")
     compiled(torch.ones(4, 1)).sum().backward()
@@ -151,9 +143,6 @@ def is_used_after_the_last_round(port: int, *, road: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_a_wrapper_that_is_used_after_the_last_round_says_so(road: str) -> None:
-    server = serve()
-    work = partial(is_used_after_the_last_round, road=road)
-    said = values(run_ranks(2, work, server.port))
+    said = on_ranks(2, is_used_after_the_last_round, road=road)
     assert all("inside of train(world) only" in one for one in said)

@@ -17,12 +17,19 @@ import torch.distributed as dist
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker.groups import reconfigure
 from elastic_runtime.worker.groups.reconfigure import Reconfigure, SameIdentity
-from elastic_runtime.worker.groups.round_ranks import Interrupted, RankInRound
+from elastic_runtime.worker.groups.round_ranks import Interrupted
 from elastic_runtime.worker.groups.store_clients import Stores
 from tests import processes
 from tests.etcd_server import free_port
-from tests.ranks import run_ranks, values
-from tests.unit.worker.groups.roads import begin_in_place, meet, needs_reconfigure, place, serve
+from tests.ranks import run_ranks
+from tests.unit.worker.groups.roads import (
+    begin_in_place,
+    meet,
+    needs_reconfigure,
+    on_ranks,
+    place,
+    serve,
+)
 
 pytestmark = needs_reconfigure
 
@@ -34,10 +41,6 @@ def _sum(group: Any = None) -> int:
     ones = torch.ones(1000)
     dist.all_reduce(ones, group=group)
     return int(ones[0].item())
-
-
-def _round(number: int, rank: int, size: int, port: int) -> RankInRound:
-    return RankInRound(number, rank, size, "127.0.0.1", port, f"round/{number}")
 
 
 def outlives_each_host(port: int, ports: list[int]) -> list[tuple[int, int, bool]]:
@@ -61,7 +64,7 @@ def outlives_each_host(port: int, ports: list[int]) -> list[tuple[int, int, bool
     here.rehearse()
     first, seen = dist.group.WORLD, []
     for host in range(size):
-        ranks = here.ranks(_round(host + 1, me - host, size - host, ports[host]))
+        ranks = here.ranks(place(ports[host], size - host, rank=me - host, number=host + 1))
         ranks.build()
         counted = _sum(), _sum(ranks.group)
         assert counted[0] == counted[1] == dist.get_world_size()
@@ -96,12 +99,12 @@ def meets_a_newcomer(port: int) -> tuple[int, list[int], int, int]:
     here = Reconfigure(Stores())
     for number in (1, 2, 3):
         if me < 2:
-            ranks = here.ranks(_round(number, 1 - me, 2, port))
+            ranks = here.ranks(place(port, 2, rank=1 - me, number=number))
             ranks.build()
             assert _sum(dist.new_group()) == 2  # which a newcomer has not made
             meet(test, f"round {number}", 2)
             ranks.take_apart()
-    ranks = here.ranks(_round(4, me, 3, port))
+    ranks = here.ranks(place(port, 3, rank=me, number=4))
     ranks.build()
     mine = dist.new_group([0, 2])
     known = dist.get_process_group_ranks(dist.group.WORLD)
@@ -111,8 +114,7 @@ def meets_a_newcomer(port: int) -> tuple[int, list[int], int, int]:
 
 
 def test_a_newcomer_and_survivors_make_the_same_groups() -> None:
-    server = serve()
-    assert values(run_ranks(3, meets_a_newcomer, server.port)) == [(3, [0, 1, 2], 3, 2)] * 3
+    assert on_ranks(3, meets_a_newcomer) == [(3, [0, 1, 2], 3, 2)] * 3
 
 
 def loses_a_peer_that_connects(port: int, how: str) -> tuple[str, bool, int, bool]:
@@ -133,9 +135,7 @@ def loses_a_peer_that_connects(port: int, how: str) -> tuple[str, bool, int, boo
     ranks = here.ranks(place(port, 2, rank=me))
     if me == 1:
         test.set("peer", str(os.getpid()))
-        number = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "absent": signal.SIGKILL}[
-            how
-        ]
+        number = signal.SIGSTOP if how == "stopped" else signal.SIGKILL
 
         def end(*_: Any) -> None:
             os.kill(os.getpid(), number)
@@ -202,8 +202,7 @@ def keeps_other_groups_from_a_silent_peer(port: int) -> tuple[bool, int]:
 
 
 def test_groups_that_a_thread_does_not_leave_are_given_up() -> None:
-    server = serve()
-    assert values(run_ranks(1, keeps_other_groups_from_a_silent_peer, server.port)) == [(False, 1)]
+    assert on_ranks(1, keeps_other_groups_from_a_silent_peer) == [(False, 1)]
 
 
 def draws_the_same_identity(port: int) -> tuple[str, int]:
@@ -232,13 +231,12 @@ def draws_the_same_identity(port: int) -> tuple[str, int]:
 
 
 def test_ranks_that_drew_the_same_identity_draw_again() -> None:
-    server = serve()
     text = "another rank of the round has the same identity; it draws a new one"
-    assert values(run_ranks(2, draws_the_same_identity, server.port)) == [(text, 2)] * 2
+    assert on_ranks(2, draws_the_same_identity) == [(text, 2)] * 2
 
 
-def is_late_for_a_round(port: int) -> tuple[str, list[bytes]]:
-    """What a thread of an older round meets in the store once the next round has begun."""
+def is_late_for_a_round(port: int) -> list[bytes]:
+    """What a thread of an older round writes into the store once the next round has begun."""
     begin_in_place(port)
     here = Reconfigure(Stores())
     ranks = here.ranks(place(port))
@@ -248,20 +246,15 @@ def is_late_for_a_round(port: int) -> tuple[str, list[bytes]]:
     assert old is not None
     ranks.take_apart()
     here.ranks(place(port, number=2)).build()
-    said = ""
-    with kept.store.bound(old):
-        try:
-            kept.store.set("0//1//cpu//0/0", b"an address of a round that is over")
-        except Interrupted as error:
-            said = type(error).__name__
+    with kept.store.bound(old), pytest.raises(Interrupted):
+        kept.store.set("0//1//cpu//0/0", b"an address of a round that is over")
     test = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
     late = [f"round/{number}/0//1//cpu//0/0" for number in (1, 2)]
-    return said, [test.get(key) for key in late if test.check([key])]
+    return [test.get(key) for key in late if test.check([key])]
 
 
 def test_who_is_late_writes_nothing_into_the_next_round() -> None:
-    server = serve()
-    assert values(run_ranks(1, is_late_for_a_round, server.port)) == [("Interrupted", [])]
+    assert on_ranks(1, is_late_for_a_round) == [[]]
 
 
 def gives_an_old_handle(port: int) -> str:
@@ -279,8 +272,7 @@ def gives_an_old_handle(port: int) -> str:
 
 
 def test_torch_refuses_a_handle_of_an_earlier_round() -> None:
-    server = serve()
-    (said,) = values(run_ranks(1, gives_an_old_handle, server.port))
+    (said,) = on_ranks(1, gives_an_old_handle)
     assert "is not part of the new communicator" in said
 
 
@@ -321,9 +313,8 @@ def with_a_gpu(port: int) -> list[Any]:
 
 
 def test_groups_of_a_gpu_get_the_same_peers() -> None:
-    server = serve()
     once = ["handle", ("reconfigure", 1, 2), "handle", ("reconfigure", 2, 2)]
-    assert values(run_ranks(2, with_a_gpu, server.port)) == [once] * 2
+    assert on_ranks(2, with_a_gpu) == [once] * 2
 
 
 def with_a_mesh(port: int) -> list[Any]:
@@ -334,7 +325,7 @@ def with_a_mesh(port: int) -> list[Any]:
     mesh: Any = None
     for number in (1, 2, 3):
         rank = me if number != 2 else 1 - me
-        ranks = here.ranks(_round(number, rank, 2, port))
+        ranks = here.ranks(place(port, 2, rank=rank, number=number))
         ranks.build()
         if mesh is None:
             mesh = dist.init_device_mesh("cpu", (2,))
@@ -347,5 +338,4 @@ def with_a_mesh(port: int) -> list[Any]:
 
 def test_a_mesh_of_all_ranks_goes_on_as_long_as_there_are_so_many() -> None:
     """Its group is the default one."""
-    server = serve()
-    assert values(run_ranks(2, with_a_mesh, server.port)) == [[(True, 2, True)] * 3] * 2
+    assert on_ranks(2, with_a_mesh) == [[(True, 2, True)] * 3] * 2

@@ -1,10 +1,14 @@
-"""The groups of one round, in real processes: what an interrupt releases, and what is not ours."""
+"""The groups of one round, in real processes: what an interrupt releases, and how groups end."""
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import socket
 import threading
+import time
+import weakref
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,80 +23,65 @@ from elastic_runtime.data.epoch_order import Orders
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker import worker_main
 from elastic_runtime.worker.agreement import Agreement, Wish
-from elastic_runtime.worker.groups import rebuild
+from elastic_runtime.worker.groups import group_disposal, rebuild, round_ranks
 from elastic_runtime.worker.groups.rebuild import Rebuild
 from elastic_runtime.worker.groups.round_ranks import Interrupted, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
-from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery import error_classification
+from elastic_runtime.worker.recovery.error_classification import WorldChanged, check_groups
 from elastic_runtime.worker.recovery.state_transfer import TransferGroup
+from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from tests import processes
 from tests.ranks import run_ranks, values
 from tests.unit.worker.groups.roads import (
-    ROADS,
     begin_in_place,
     in_place,
     meet,
+    on_ranks,
     place,
     regrouping,
-    serve,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def interrupted_in_a_group_of_the_script(port: int, *, road: str) -> str:
-    """What rank 0 meets in a group that the script has made, when the other rank is silent."""
+def interrupted_in_a_group_of_the_script(port: int, *, road: str, made: bool) -> str:
+    """What rank 0 meets in a group of the script's in which the other rank is silent.
+
+    Args:
+        port: of the store.
+        road: how the ranks regroup.
+        made: that rank has made it, at least.
+    """
     ranks, store = in_place(port, road)
     ranks.build()
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
+    make = partial(dist.new_group, backend="gloo", timeout=timedelta(seconds=20))
+    group = make() if made else None
     meet(store, "built", 2)  # who is through first does not end while the other one connects
     if ranks.place.rank == 1:
         store.wait(["released"], timedelta(seconds=50))
         return ""
     threading.Thread(target=ranks.interrupt).start()
-    with pytest.raises(RuntimeError) as caught:
-        dist.barrier(group=group)
-    store.set("released", "1")
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("road", ROADS)
-def test_an_interrupt_releases_a_rank_from_groups_of_the_script(road: str) -> None:
-    server = serve()
-    said, _ = values(
-        run_ranks(2, partial(interrupted_in_a_group_of_the_script, road=road), server.port)
-    )
-    assert "Connection closed by peer" in said
-
-
-def interrupted_while_the_script_makes_a_group(port: int, *, road: str) -> str:
-    """What rank 0 meets when it makes a group, and the other rank does not."""
-    ranks, store = in_place(port, road)
-    ranks.build()
-    meet(store, "built", 2)
-    if ranks.place.rank == 1:
-        store.wait(["released"], timedelta(seconds=50))
-        return ""
-    threading.Thread(target=ranks.interrupt).start()
     try:
-        dist.barrier(group=dist.new_group(backend="gloo", timeout=timedelta(seconds=20)))
+        dist.barrier(group=group or make())
     except (Interrupted, RuntimeError) as error:
         store.set("released", "1")
-        return type(error).__name__
+        return f"{type(error).__name__}: {error}"
     return "nothing"
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_an_interrupt_does_not_wait_for_a_group_that_the_script_makes(road: str) -> None:
-    server = serve()
-    said, _ = values(
-        run_ranks(2, partial(interrupted_while_the_script_makes_a_group, road=road), server.port)
-    )
-    assert said == "Interrupted"
+@pytest.mark.parametrize(
+    ("made", "error"),
+    [(True, r"RuntimeError: .*Connection closed by peer"), (False, "Interrupted: ")],
+)
+def test_an_interrupt_ends_waits_in_groups_of_the_script(road: str, made: bool, error: str) -> None:
+    said, _ = on_ranks(2, interrupted_in_a_group_of_the_script, road=road, made=made)
+    assert re.match(error, said, re.DOTALL)
 
 
 def enters_a_round_while_a_group_is_made(port: int, *, road: str, told: bool) -> bool:
@@ -131,14 +120,9 @@ def enters_a_round_while_a_group_is_made(port: int, *, road: str, told: bool) ->
     return not entering.is_alive()
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("told", [True, False])
-def test_a_group_that_was_not_finished_does_not_hold_up_the_next_round(
-    told: bool, road: str
-) -> None:
-    server = serve()
-    enters = partial(enters_a_round_while_a_group_is_made, told=told, road=road)
-    soon, _ = values(run_ranks(2, enters, server.port))
+def test_an_unfinished_group_does_not_hold_up_the_next_round(told: bool, road: str) -> None:
+    soon, _ = on_ranks(2, enters_a_round_while_a_group_is_made, told=told, road=road)
     assert soon
 
 
@@ -165,15 +149,9 @@ def interrupted_in_the_store(port: int, *, road: str, met: bool) -> tuple[bool, 
     return not waiting.is_alive(), ranks._stores.client("127.0.0.1", port) is before
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("met", [False, True])
-def test_before_the_first_step_an_interrupt_releases_who_waits_in_the_store(
-    met: bool, road: str
-) -> None:
-    server = serve()
-    ((released, kept),) = values(
-        run_ranks(1, partial(interrupted_in_the_store, met=met, road=road), server.port)
-    )
+def test_before_the_first_step_an_interrupt_ends_waits_in_the_store(met: bool, road: str) -> None:
+    ((released, kept),) = on_ranks(1, interrupted_in_the_store, met=met, road=road)
     assert released
     # Another client costs name look-ups, and in a running round nobody waits in this one.
     assert kept is met
@@ -202,8 +180,7 @@ def connects_to_who_has_gone(port: int) -> tuple[bool, bool]:
 
 
 def test_an_address_at_which_nobody_is_any_more_is_not_the_scripts_fault() -> None:
-    server = serve()
-    (worlds, echo), _ = values(run_ranks(2, connects_to_who_has_gone, server.port))
+    (worlds, echo), _ = on_ranks(2, connects_to_who_has_gone)
     assert worlds
     assert echo, "also for a script that connects by itself"
 
@@ -237,14 +214,9 @@ def connected_meanwhile(port: int, *, road: str) -> tuple[str, str, int]:
     return to, far.recv(3).decode(), cut
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_what_the_script_connects_meanwhile_is_left_alone(road: str) -> None:
-    server = serve()
     # Each rank has one connection with each of the two others, in each of the two groups.
-    assert (
-        values(run_ranks(3, partial(connected_meanwhile, road=road), server.port))
-        == [("to", "fro", 4)] * 3
-    )
+    assert on_ranks(3, connected_meanwhile, road=road) == [("to", "fro", 4)] * 3
 
 
 def time_outs_of_groups(port: int, *, road: str) -> list[float]:
@@ -257,12 +229,8 @@ def time_outs_of_groups(port: int, *, road: str) -> list[float]:
     return [each._get_backend(CPU).options._timeout.total_seconds() for each in groups]
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_each_group_keeps_its_time_out(road: str) -> None:
-    server = serve()
-    assert values(run_ranks(1, partial(time_outs_of_groups, road=road), server.port)) == [
-        [1800.0, 1800.0, 1800.0, 20.0]
-    ]
+    assert on_ranks(1, time_outs_of_groups, road=road) == [[1800.0, 1800.0, 1800.0, 20.0]]
 
 
 def _stand_in(said: list[float]) -> None:
@@ -287,10 +255,8 @@ def group_for_a_gpu_alone(port: int, *, road: str) -> bool:
     return ranks.another_group() is not None
 
 
-@pytest.mark.parametrize("road", ROADS)
 def test_a_group_of_the_scripts_need_not_serve_the_cpu(road: str) -> None:
-    server = serve()
-    assert values(run_ranks(1, partial(group_for_a_gpu_alone, road=road), server.port)) == [True]
+    assert on_ranks(1, group_for_a_gpu_alone, road=road) == [True]
 
 
 def time_outs_with_a_gpu(port: int) -> tuple[list[Any], float]:
@@ -324,16 +290,14 @@ def what_nccl_is_told(port: int) -> dict[str, str]:
 
 
 def test_a_process_outlives_errors_of_nccl() -> None:
-    server = serve()
-    (told,) = values(run_ranks(1, what_nccl_is_told, server.port))
+    (told,) = on_ranks(1, what_nccl_is_told)
     assert told["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2", "ends collectives, not the process"
     assert told["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0", "no rank ends itself in a later round"
     assert int(told["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]) < 1000, "four times is waited"
 
 
 def test_ranks_of_nccl_may_be_minutes_apart() -> None:
-    server = serve()
-    ((said, store),) = values(run_ranks(1, time_outs_with_a_gpu, server.port))
+    ((said, store),) = on_ranks(1, time_outs_with_a_gpu)
     assert dict(said) == {"cpu": 1800.0, "cuda": 600.0}
     assert store == 600.0
 
@@ -360,9 +324,217 @@ def under_the_modes_of_the_script(mode: str, road: str) -> list[bool]:
     return [agreed == Wish.SAVE, told == expected, sorted(order.tolist()) == list(range(5))]
 
 
-@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("mode", ["device", "no gradients", "inference"])
 def test_modes_of_the_script_are_for_its_own_tensors(mode: str, road: str) -> None:
     assert (
         values(run_ranks(2, under_the_modes_of_the_script, mode, road)) == [[True, True, True]] * 2
     )
+
+
+# On a GPU nothing may use what an aborted collective has left
+
+
+PATIENCE = 30.0
+
+
+class Gpu:
+    """A collective is queued, which only an abort releases."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+        self.aborted = threading.Event()
+
+    def in_use(self) -> bool:
+        return True
+
+    def collectives(self) -> int | None:
+        return 1
+
+    def refuse_recording(self) -> None:
+        pass
+
+    def wait(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self.waits.set()
+        assert self.aborted.wait(PATIENCE)
+
+
+def interrupted_before_a_step(port: int, road: str) -> list[Any]:
+    """An optimizer that waits for its gradients while the round is interrupted."""
+    begin_in_place(port)
+    ranks = regrouping(road).ranks(place(port))
+    ranks.build()
+    gpu = Gpu()
+    gate = OptimizerGate(partial(check_groups, ranks), gpu)
+    known: list[bool] = []
+
+    def abort() -> None:
+        known.append(ranks.interrupted.is_set())
+        gpu.aborted.set()
+
+    assert round_ranks.torch_private is torch_private
+    torch_private.abort_nccl = abort
+
+    def interrupt() -> None:
+        gpu.waits.wait(PATIENCE)
+        ranks.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    try:
+        gate.before_optimizer(optimizer)
+        said = "it may step"
+    except WorldChanged as change:
+        said = str(change)
+    thread.join(PATIENCE)
+    ranks.take_apart()
+    return [known, said]
+
+
+def test_who_is_released_by_an_abort_knows_that_the_round_is_broken(road: str) -> None:
+    (found,) = on_ranks(1, interrupted_before_a_step, road)
+    assert found == [[True], "the round is broken"]
+
+
+def builds_other_groups(port: int) -> list[Any]:
+    """What there is before, in and after two rounds, and alone."""
+    me, test = begin_in_place(port)
+    here = Rebuild(Stores())
+    here.rehearse()
+    found: list[Any] = [dist.is_initialized()]
+    groups = []
+    for number in (1, 2):
+        ranks = here.ranks(place(port, 2, rank=me, number=number))
+        ranks.build()
+        ones = torch.ones(1)
+        dist.all_reduce(ones, group=ranks.group)
+        found.append(ones.item())
+        groups.append(dist.group.WORLD)
+        meet(test, f"round {number}", 2)
+        ranks.take_apart()
+        found.append(dist.is_initialized())
+    here.alone()
+    found += [dist.get_world_size(), groups[0] is groups[1]]
+    here.close()
+    return found
+
+
+def test_each_round_has_groups_of_its_own() -> None:
+    expected = [False, 2.0, False, 2.0, False, 1, False]
+    assert on_ranks(2, builds_other_groups) == [expected] * 2
+
+
+# The end of process groups: nobody who is needed waits for it, and nothing is left
+
+
+CPU = torch.device("cpu")
+
+
+def lets_go_of_a_group_that_waits(port: int) -> int:
+    """Drops what refers to a group in which a collective never ends; the time-out is half an hour.
+
+    Returns:
+        How many threads wait for that end.
+    """
+    ranks, store = in_place(port, Rebuild.name)
+    ranks.build()
+    meet(store, "built", 2)
+    if ranks.place.rank == 1:
+        store.wait(["dropped"], timedelta(seconds=50))
+        return 0
+    group = ranks.group
+    assert group is not None
+    holder = [GlooGroups(group, ranks.another_group, ranks.interrupted.is_set)]
+    work: Any = group._get_backend(CPU).allreduce([torch.ones(1)])
+    held = [weakref.ref(group)]
+    del group, work
+    ranks.group = None
+    group_disposal.drop_later(torch_private.abort_groups())
+    resting = group_disposal._background[-1]
+    resting.join(timeout=50)
+    holder.clear()  # it comes after the rest, as a checkpointer does in the next round
+    processes.wait_for(lambda: held[0]() is None, 50, "the end of the last reference")
+    group_disposal._background[-1].join(timeout=1.0)
+    waits = sum(one.is_alive() for one in group_disposal._background)
+    store.set("dropped", "1")
+    return waits
+
+
+def test_nobody_who_is_needed_waits_for_the_end_of_a_group() -> None:
+    waits, _ = on_ranks(2, lets_go_of_a_group_that_waits)
+    assert waits
+
+
+def drops_the_groups_of_a_round(port: int) -> tuple[int, int]:
+    """Trains once in a round, and waits until nothing refers to its groups any more.
+
+    Returns:
+        How many groups it had, and how many are still kept.
+    """
+    ranks, _ = in_place(port, Rebuild.name)
+    Rebuild(Stores()).rehearse()
+    ranks.build()
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))(torch.ones(1)).backward()
+    groups = [weakref.ref(group) for group in torch_private.all_groups()]
+    ranks.take_apart()
+    for one in group_disposal._background:
+        one.join(timeout=50)
+    gc.collect()
+    processes.wait_for(lambda: not any(one() for one in groups), 50, "the end of all groups")
+    return len(groups), len(group_disposal._kept)
+
+
+def test_the_groups_of_a_round_are_dropped_when_nobody_refers_to_them() -> None:
+    for had, kept in on_ranks(2, drops_the_groups_of_a_round):
+        assert had >= 2, "the default group, and that of the runtime"
+        assert kept == 0
+
+
+class _Cycle:
+    """Stands for a ``DDP``: refers to a group until it is collected as garbage."""
+
+    def __init__(self, group: object) -> None:
+        self.group = group
+        self.me = self
+
+
+class _Group:
+    """Is as good as a group, as far as dropping goes."""
+
+
+def test_what_only_garbage_refers_to_does_not_pile_up() -> None:
+    groups: list[Any] = [_Group() for _ in range(group_disposal._MANY + 1)]
+    held = [weakref.ref(group) for group in groups]
+    gc.disable()
+    try:
+        for group in groups:
+            _Cycle(group)
+        del group
+        group_disposal.drop_later(groups)
+        assert processes.wait_for(
+            lambda: not any(ref() for ref in held), 50, "the end of all groups"
+        )
+    finally:
+        gc.enable()
+
+
+def test_a_rest_does_not_count_while_the_machine_runs_nobody() -> None:
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        begun = time.monotonic()
+        while time.monotonic() < begun + (0.06 if len(slept) <= 7 else 0.001):
+            pass
+
+    group_disposal.rest(sleep)
+    assert len(slept) >= 7 + 10
+
+
+def test_a_rest_ends_on_a_machine_that_is_always_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_disposal, "_LONGEST_REST", 0.2)
+    monkeypatch.setattr(group_disposal, "_REST", 0.0)
+    slept: list[float] = []
+    group_disposal.rest(slept.append)
+    assert len(slept) > 10

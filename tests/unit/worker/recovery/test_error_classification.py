@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import product
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,11 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.groups.round_ranks import Interrupted
 from elastic_runtime.worker.peers import Peers
-from elastic_runtime.worker.recovery import error_classification
+from elastic_runtime.worker.recovery.error_classification import (
+    forget,
+    in_one_line,
+    is_worlds_fault,
+)
 from tests.ranks import Outcome, kill_self, run_ranks
 
 if TYPE_CHECKING:
@@ -64,34 +69,23 @@ def _in_its_wake(error: Exception, context: BaseException) -> Exception:
         (RuntimeError("gloo: ProcessGroupNCCL Timed out waiting for the parameter server"), False),
     ],
 )
-def test_an_error_is_the_worlds_fault_if_a_lost_peer_led_to_it(
-    error: Exception, worlds: bool
-) -> None:
-    assert error_classification.is_worlds_fault(error, ranks()) is worlds
-    assert not error_classification.is_worlds_fault(error, ranks(1)), "who is alone has no peers"
+def test_an_error_is_the_worlds_if_a_lost_peer_led_to_it(error: Exception, worlds: bool) -> None:
+    assert is_worlds_fault(error, ranks()) is worlds
+    assert not is_worlds_fault(error, ranks(1)), "who is alone has no peers"
 
 
 def test_in_a_broken_round_everything_may_fail() -> None:
-    for error in (Interrupted(), ValueError("loss is nan"), REFUSED):
-        for size in (1, 2):
-            assert error_classification.is_worlds_fault(error, ranks(size, interrupted=True))
-    assert not error_classification.is_worlds_fault(
-        UsageError("return everywhere"), ranks(interrupted=True)
-    )
+    for error, size in product((Interrupted(), ValueError("loss is nan"), REFUSED), (1, 2)):
+        assert is_worlds_fault(error, ranks(size, interrupted=True))
+    assert not is_worlds_fault(UsageError("return everywhere"), ranks(interrupted=True))
 
 
 def test_while_the_ranks_connect_all_that_torch_meets_is_the_worlds_fault() -> None:
     odd = RuntimeError("words that nobody knows yet")
-    assert error_classification.is_worlds_fault(odd, ranks(building=True))
-    assert error_classification.in_one_line(odd, ranks(building=True)).startswith(
-        "the ranks could not connect ("
-    )
-    assert not error_classification.is_worlds_fault(odd, ranks(1, building=True)), (
-        "who is alone has no peers"
-    )
-    assert not error_classification.is_worlds_fault(
-        ValueError("no such backend"), ranks(building=True)
-    )
+    assert is_worlds_fault(odd, ranks(building=True))
+    assert in_one_line(odd, ranks(building=True)).startswith("the ranks could not connect (")
+    assert not is_worlds_fault(odd, ranks(1, building=True)), "who is alone has no peers"
+    assert not is_worlds_fault(ValueError("no such backend"), ranks(building=True))
 
 
 # As NCCL 2.28 says it in torch 2.11: two ranks have chosen the same GPU; a peer was killed.
@@ -116,14 +110,14 @@ Last error:
 )
 def test_of_what_nccl_says_the_cause_is_shown(text: str, said: str) -> None:
     error = dist.DistBackendError(text)
-    assert f"(DistBackendError: {said}" in error_classification.in_one_line(error, ranks())
+    assert f"(DistBackendError: {said}" in in_one_line(error, ranks())
 
 
 def test_errors_in_a_circle_are_looked_at_once() -> None:
     one, two = ValueError("one"), ValueError("two")
     one.__cause__, two.__cause__ = two, one
-    assert not error_classification.is_worlds_fault(one, ranks())
-    error_classification.forget(one)
+    assert not is_worlds_fault(one, ranks())
+    forget(one)
 
 
 # What a survivor meets when its peer is killed: each in real processes, over real gloo.
@@ -176,9 +170,7 @@ def survivor(meets: Callable[[], None]) -> tuple[bool, str]:
     try:
         meets()
     except Exception as error:
-        return error_classification.is_worlds_fault(
-            error, ranks()
-        ), error_classification.in_one_line(error, ranks())
+        return is_worlds_fault(error, ranks()), in_one_line(error, ranks())
     raise AssertionError("it has met nothing")
 
 
@@ -198,23 +190,24 @@ def test_whoever_loses_a_peer_is_not_to_blame(meets: Callable[[], None]) -> None
 def test_what_torch_raises_of_a_script_that_is_wrong_is_the_scripts() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.ones(2).sum().backward()
-    assert not error_classification.is_worlds_fault(caught.value, ranks())
+    assert not is_worlds_fault(caught.value, ranks())
 
 
 def test_what_an_error_has_passed_through_is_let_go() -> None:
     class Group:
         """Stands for a process group that a frame holds."""
 
+        def __init__(self) -> None:
+            groups.append(weakref.ref(self))
+
     groups: list[weakref.ref[Group]] = []
 
     def collective() -> None:
-        group = Group()
-        groups.append(weakref.ref(group))
+        group = Group()  # noqa: F841
         raise RuntimeError("Connection closed by peer")
 
     def train() -> None:
-        group = Group()
-        groups.append(weakref.ref(group))
+        group = Group()  # noqa: F841
         try:
             collective()
         except RuntimeError as error:
@@ -225,5 +218,5 @@ def test_what_an_error_has_passed_through_is_let_go() -> None:
     error = caught.value
     del caught
     assert all(group() is not None for group in groups)
-    error_classification.forget(error)
+    forget(error)
     assert all(group() is None for group in groups)

@@ -16,6 +16,7 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.state.training_state import State
 from tests.ranks import Outcome, kill_self, run_ranks, values
+from tests.unit.worker.state.small_job import begun
 
 
 def _net() -> nn.Module:
@@ -25,10 +26,8 @@ def _net() -> nn.Module:
 
 def _started(model: nn.Module, optim: torch.optim.Optimizer) -> State:
     state = State(model=model, optim=optim)
-    state._on_commit = lambda: None
     state._replica_check = ReplicaCheck(state._parts, dist.group.WORLD)
-    state.remember_commit(0)
-    return state
+    return begun(state)
 
 
 def _train(kind: str, steps: int = 3) -> int:

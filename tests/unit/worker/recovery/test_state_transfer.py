@@ -1,8 +1,10 @@
-"""Ranks with different states are brought together: real processes, real gloo."""
+"""Which state all ranks go on from, and how it reaches them: by rules, and in real processes."""
 
 from __future__ import annotations
 
+import os
 import random
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from elastic_runtime.errors import UsageError
+from elastic_runtime.limits import LOST_STEPS_ALLOWED
+from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import state_transfer
+from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
+from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
 from elastic_runtime.worker.recovery.recovery_source import (
     NOTHING,
     MemoryCondition,
     RankStatus,
+    StateLost,
     StateVersion,
     choose,
+    may_be_behind,
 )
 from elastic_runtime.worker.recovery.state_transfer import (
     Restorer,
@@ -27,12 +36,242 @@ from elastic_runtime.worker.recovery.state_transfer import (
     neighbours,
     plan,
 )
+from elastic_runtime.worker.state.state_parts import TensorForm
 from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.worker.world import FollowsWorld, World
 from tests.ranks import kill_self, run_ranks, values
-from tests.unit.worker.state.test_training_state import Job
+from tests.unit.worker.state.small_job import Job
 
 if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
+
+
+NEW, CLEAN, FINISHED, DIRTY = MemoryCondition
+
+statuses = st.lists(
+    st.builds(
+        RankStatus,
+        st.integers(0, 5),
+        st.sampled_from(MemoryCondition),
+        round=st.integers(1, 3),
+        term=st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def ranks(words: str) -> list[RankStatus]:
+    """From ``"4clean 3dirty new 3clean@2/1"``: with the round, and the term that is known."""
+    found = []
+    for word in words.split():
+        body, _, rest = word.partition("@")
+        number, _, term = rest.partition("/")
+        digits = "".join(filter(str.isdigit, body))
+        condition = MemoryCondition[body.removeprefix(digits).upper()]
+        found.append(RankStatus(int(digits or 0), condition, int(number or 1), int(term or 0)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "step", "sources", "adopt"),
+    [
+        ("new new", "fresh", 0, (0,), False),
+        ("4clean 4clean", "memory", 4, (0, 1), False),
+        ("new 4clean", "memory", 4, (1,), False),
+        ("3clean 4clean", "memory", 4, (1,), False),
+        ("4finished 4clean", "memory", 4, (1,), False),
+        ("3finished 4clean", "memory", 4, (1,), False),
+        ("4finished 4dirty 4finished new", "memory", 5, (0, 2), True),
+        ("3finished 4dirty", "memory", 4, (0,), True),
+        ("3finished 3clean 4finished", "memory", 5, (2,), True),
+        ("4dirty 3clean", "memory", 3, (1,), False),
+        ("4dirty new", "lost", 0, (), False),
+        # Who was left out is ahead, and nothing was saved without it.
+        ("8clean@3/1 7clean@4/1", "memory", 8, (0,), False),
+        ("8clean@3/1 8clean@4/1", "memory", 8, (1,), False),
+        # The others have fallen back and saved since: the step that it holds is of no use.
+        ("8clean@3/1 5clean@4/2", "memory", 5, (1,), False),
+        # It had heard of a term, and those who went on had not: nothing was saved in it.
+        ("4clean@3/2 9clean@4/1", "memory", 9, (1,), False),
+        ("4clean@3/2 3clean@4/1", "memory", 4, (0,), False),
+        # Of one round, not all had heard of a term when it broke.
+        ("4clean@3/2 5clean@3/1", "memory", 5, (1,), False),
+        # Those of the newer term cannot serve.
+        ("8clean@3/1 5dirty@4/2", "memory", 8, (0,), False),
+    ],
+)
+def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...], adopt: bool) -> None:
+    choice = choose(ranks(where))
+    assert (choice.kind.value, choice.step, choice.sources, choice.adopt) == (
+        kind,
+        step,
+        sources,
+        adopt,
+    )
+    assert choice.reason
+    assert (choice.in_memory is None) == (kind != "memory")
+
+
+@pytest.mark.parametrize(
+    ("where", "held"),
+    [
+        ("4clean@3/1", StateVersion(1, 4)),
+        ("4clean@3/1 3clean@4/2", StateVersion(2, 3)),
+        ("8clean@3/1 5dirty@4/2", StateVersion(1, 8)),  # what is saved in term 2 counts more
+        ("4clean@3/2 9clean@4/1", StateVersion(2, 9)),
+    ],
+)
+def test_what_memory_has_to_say_against_a_checkpoint(where: str, held: StateVersion) -> None:
+    assert choose(ranks(where)).in_memory == held
+
+
+@pytest.mark.parametrize(
+    ("where", "before", "asks"),
+    [
+        ("4clean@5 new", 5, False),
+        ("4finished@5 4dirty@5", 5, False),
+        ("4clean@5 4clean@3", 5, False),
+        ("4dirty@5 4clean@3", 5, True),  # step 5 may have been saved in round 5
+        ("4clean@3", 5, True),
+        ("4clean@5", -1, True),
+        ("new", 5, True),
+    ],
+)
+def test_who_was_in_the_last_round_need_not_ask(where: str, before: int, asks: bool) -> None:
+    there = [replace(s, latest=s.round == before) for s in ranks(where)]
+    assert may_be_behind(there) == asks
+
+
+@given(statuses)
+def test_a_clean_commit_of_the_newest_term_is_never_lost(where: list[RankStatus]) -> None:
+    choice = choose(where)
+    last = max((s.round for s in where if s.condition is CLEAN), default=0)
+    newest = max((s.term for s in where), default=0)
+    for one in where:
+        if one.condition is CLEAN and one.round == last and one.term == newest:
+            assert choice.step >= one.step
+
+
+@given(statuses)
+def test_never_goes_beyond_what_somebody_holds(where: list[RankStatus]) -> None:
+    choice = choose(where)
+    if choice.kind.value == "memory":
+        committed = max(s.step for s in where if s.condition is not NEW)
+        assert choice.step <= committed + choice.adopt
+        condition = FINISHED if choice.adopt else CLEAN
+        for rank in choice.sources:
+            status = where[rank]
+            assert (status.step, status.condition) == (choice.step - choice.adopt, condition)
+        assert choice.sources
+    else:
+        assert choice.step == 0
+
+
+@given(statuses)
+def test_every_rank_is_a_source_or_a_receiver(where: list[RankStatus]) -> None:
+    choice = choose(where)
+    assert sorted(choice.sources + choice.receivers) == list(range(len(where)))
+
+
+@given(statuses, st.randoms(use_true_random=False))
+def test_the_order_of_ranks_changes_only_the_names(where: list[RankStatus], random: object) -> None:
+    shuffled = list(where)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = choose(where), choose(shuffled)
+    assert (one.kind, one.step, one.adopt, one.reason) == (
+        other.kind,
+        other.step,
+        other.adopt,
+        other.reason,
+    )
+    if one.kind.value == "memory":
+        assert len(one.sources) == len(other.sources)
+
+
+@given(statuses)
+def test_what_a_new_rank_says_of_its_step_means_nothing(where: list[RankStatus]) -> None:
+    plain = [RankStatus(0, NEW) if s.condition is NEW else s for s in where]
+    assert choose(plain) == choose(where)
+
+
+# When it is better to stop than to go on from nothing
+
+
+_NEW = RankStatus(0, MemoryCondition.NEW)
+
+
+def _check(status: RankStatus, committed: int, *, start_over: bool = False) -> None:
+    state = State(model=nn.Linear(1, 1))
+    settling = StateRecovery(state, None, lambda *_, **__: None, start_over=start_over)
+    settling._check_beginning(choose([status]), EarlierRounds("job", committed))
+
+
+@pytest.mark.parametrize("committed", [-1, 0, LOST_STEPS_ALLOWED])
+def test_a_job_that_has_committed_next_to_nothing_begins_again(committed: int) -> None:
+    _check(_NEW, committed)
+
+
+def test_nobody_falls_back_to_the_beginning_in_silence() -> None:
+    with pytest.raises(UsageError, match=r"nothing is saved: 61 steps are lost.*start_over"):
+        _check(_NEW, 61)
+    _check(_NEW, 61, start_over=True)
+
+
+def test_half_done_memory_is_nothing_to_go_on_from() -> None:
+    dirty = RankStatus(61, MemoryCondition.DIRTY, round=1)
+    with pytest.raises(UsageError, match="no rank holds a whole state any more"):
+        _check(dirty, -1)
+    # Processes that are new begin again.
+    with pytest.raises(StateLost):
+        _check(dirty, -1, start_over=True)
+
+
+class _Part:
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+class _OfAnotherLibrary(_Part):
+    """Its methods have other arguments, as has the ``connect`` of Lightning's precision."""
+
+    def enter(self) -> None:
+        raise AssertionError("nobody of ours may call it")
+
+    use_groups = connect = enter
+
+
+class _Follower(_Part, FollowsWorld):
+    world: World | None = None
+    ranks: list[int] | None = None
+
+    def enter(self, world: World) -> None:
+        self.world, self.ranks = world, None
+
+    def use_groups(self, gloo: GlooGroups) -> None:
+        self.ranks = dist.get_process_group_ranks(gloo.group)
+
+
+def _followed() -> tuple[World | None, list[int] | None]:
+    part = _Follower()
+    state = State(model=nn.Linear(1, 1), part=part, other=_OfAnotherLibrary())
+    gloo = GlooGroups(dist.new_group(), dist.new_group, lambda: False)
+    recovery = StateRecovery(state, None, lambda *_, **__: None, start_over=False)
+    recovery.recover(gloo, World.of_environment(os.environ), EarlierRounds())
+    return part.world, part.ranks
+
+
+def test_only_parts_that_say_so_follow_the_world() -> None:
+    for rank, outcome in enumerate(run_ranks(2, _followed)):
+        assert outcome.value, outcome
+        world, ranks = outcome.value
+        assert (world.rank, world.size, ranks) == (rank, 2, [0, 1])
+
+
+# Ranks with different states are brought together: real processes, real gloo
 
 
 class Doomed:
@@ -54,15 +293,24 @@ class Doomed:
         return work
 
 
+def wire() -> Any:
+    """A gloo of their own for the ranks of a test."""
+    store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
+    ranks = dist.get_rank(), dist.get_world_size()
+    return dist.ProcessGroupGloo(store, *ranks, timedelta(seconds=20))
+
+
+def nothing_to_load(over: StateVersion | None) -> StateVersion | None:
+    raise AssertionError("asked in vain")
+
+
 def together(
     state: State, *, saver: Restorer | None = None, doomed: bool = False
 ) -> RecoveryChoice:
     """Brings the ranks of a test together, over a gloo of their own."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
-    wire: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=20))
+    rank, world, line = dist.get_rank(), dist.get_world_size(), wire()
     state_transfer.MESSAGE_BYTES = 64  # so that a small model takes several messages of both kinds
-    return bring_together(state, Doomed(wire) if doomed else wire, rank, world, saver)
+    return bring_together(state, Doomed(line) if doomed else line, rank, world, saver)
 
 
 def job_at(step: int, **options: Any) -> Job:
@@ -115,6 +363,7 @@ def meet(*words: str) -> tuple[RecoveryChoice, RankStatus, str, str, str]:
         ("3clean new 3clean 2clean", 3, (0, 2)),
         ("new 3clean 2clean 3dirty", 3, (1,)),
         ("3finished 3dirty new", 4, (0,)),
+        ("3finished 3dirty 3finished", 4, (0, 2)),
     ],
 )
 def test_all_get_exactly_what_the_furthest_committed(
@@ -127,12 +376,6 @@ def test_all_get_exactly_what_the_furthest_committed(
     (after,) = {after for _, _, _, after, _ in results}
     if not choice.adopt:
         assert after == results[sources[0]][4]  # to the last bit
-
-
-def test_an_adopted_step_is_held_by_all() -> None:
-    results = values(run_ranks(3, meet, "3finished", "3dirty", "3finished"))
-    assert results[0][0].adopt
-    assert len({after for *_, after in results}) == 1
 
 
 def test_without_any_state_all_get_that_of_rank_0() -> None:
@@ -211,12 +454,8 @@ def lose_all() -> tuple[RecoveryChoice, list[StateVersion | None]]:
 def test_a_newcomer_asks_nothing_if_another_rank_was_there() -> None:
     for choice, status in values(run_ranks(2, join)):
         assert (choice.kind.value, choice.sources) == ("memory", (0,))
-        assert status.step == 2
-
-
-def test_who_has_received_a_state_is_of_its_history_at_once() -> None:
-    """A fault may hit all ranks before any of them knows that they are alike."""
-    assert [status.round for _, status in values(run_ranks(2, join))] == [6, 6]
+        # It is of that history at once: a fault may hit all before any knows that they are alike.
+        assert (status.step, status.round) == (2, 6)
 
 
 def join() -> tuple[RecoveryChoice, RankStatus]:
@@ -224,27 +463,16 @@ def join() -> tuple[RecoveryChoice, RankStatus]:
     rank = dist.get_rank()
     job = Job(seed=1) if rank else job_at(2)
     job.state._round = 0 if rank else 6
-    store = dist.PrefixStore("sync", dist.distributed_c10d._get_default_store())
-    wire: Any = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
-
-    def load(over: StateVersion | None) -> StateVersion | None:
-        raise AssertionError("asked in vain")
-
-    before = -1 if rank else 6
-    choice = bring_together(
-        job.state, wire, rank, 2, Restorer(1, StateVersion(1, 0), load), before=before
-    )
+    saver = Restorer(1, StateVersion(1, 0), nothing_to_load)
+    choice = bring_together(job.state, wire(), rank, 2, saver, before=-1 if rank else 6)
     return choice, job.state.rank_status()
 
 
 def test_whoever_was_there_in_the_last_round_needs_not_ask() -> None:
     job = job_at(2)
     job.state._round = 6
-
-    def load(over: StateVersion | None) -> StateVersion | None:
-        raise AssertionError("asked in vain")
-
-    choice = bring_together(job.state, None, 0, 1, Restorer(1, StateVersion(1, 0), load), before=6)
+    saver = Restorer(1, StateVersion(1, 0), nothing_to_load)
+    choice = bring_together(job.state, None, 0, 1, saver, before=6)
     assert (choice.kind.value, choice.in_memory) == ("memory", StateVersion(1, 2))
 
 
@@ -420,3 +648,50 @@ def test_chains_reach_every_receiver_from_a_source(words: list[str]) -> None:
             seen.add(before)
             rank, before = before, neighbours(choice, before)[0]
         assert not choice.sources or rank in choice.sources
+
+
+# Memory for optimizer state that is touched before it is received
+
+
+# Larger than what the allocator ever keeps when it is freed: fresh memory is untouched.
+_LARGE = 9 << 20
+
+
+def _in_memory(tensor: torch.Tensor) -> bool:
+    """Whether the pages of a tensor are there already: untouched ones are not."""
+    first, last = tensor.data_ptr() >> 12, (tensor.data_ptr() + tensor.nbytes - 1) >> 12
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(first * 8)
+        entries = memoryview(file.read((last - first + 1) * 8)).cast("Q")
+    return all(entry >> 63 for entry in entries)
+
+
+def test_the_memory_is_there_and_is_given_away_once() -> None:
+    parameter = torch.empty(_LARGE)
+    room = PreallocatedTensors([parameter])
+    form = TensorForm.of(parameter)
+    given = [room.take(form), room.take(form)]
+    assert all(map(_in_memory, given))
+    assert not _in_memory(room.take(form)), "there were two only"
+    assert given[0].data_ptr() != given[1].data_ptr()
+    assert all(one.untyped_storage().nbytes() == one.nbytes for one in given)
+
+
+def test_another_form_gets_memory_of_its_own() -> None:
+    taken = PreallocatedTensors([torch.empty(8)]).take(TensorForm("int64", (3,), "cpu"))
+    assert (taken.dtype, taken.shape) == (torch.int64, (3,))
+
+
+def test_a_state_makes_room_for_optimizers_that_have_made_no_step() -> None:
+    model = nn.Linear(_LARGE >> 10, 1 << 10, bias=False)
+    optim = torch.optim.Adam(model.parameters())
+    state = State(model=model, optim=optim)
+    form = TensorForm.of(model.weight)
+    state.preallocate()
+    assert _in_memory(state.tensor_for(form))
+    state.drop_preallocated()
+    assert not _in_memory(state.tensor_for(form))
+    model(torch.ones(1, _LARGE >> 10)).sum().backward()
+    optim.step()
+    state.preallocate()
+    assert not _in_memory(state.tensor_for(form)), "it has its state already"

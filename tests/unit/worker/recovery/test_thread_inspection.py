@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.worker.recovery import thread_inspection
+from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,15 @@ PATIENCE = 60.0
 
 class Out(BaseException):
     """What is thrown."""
+
+
+def started(target: Callable[[], None], runs: threading.Event) -> tuple[threading.Thread, int]:
+    """A thread that has come so far, and its number."""
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    assert runs.wait(PATIENCE)
+    assert thread.ident is not None
+    return thread, thread.ident
 
 
 def test_a_thread_that_catches_everything_else_is_thrown_out() -> None:
@@ -36,11 +45,8 @@ def test_a_thread_that_catches_everything_else_is_thrown_out() -> None:
         finally:
             ends.set()
 
-    thread = threading.Thread(target=script, daemon=True)
-    thread.start()
-    assert runs.wait(PATIENCE)
-    assert thread.ident is not None
-    thread_inspection.throw(thread.ident, Out)
+    _, number = started(script, runs)
+    thread_inspection.throw(number, Out)
     assert ends.wait(PATIENCE)
     assert [type(error) for error in found] == [Out]
 
@@ -53,11 +59,8 @@ def test_the_place_is_that_of_the_script_and_no_collective() -> None:
         while not stop.is_set():
             pass
 
-    thread = threading.Thread(target=script, daemon=True)
-    thread.start()
-    assert runs.wait(PATIENCE)
-    assert thread.ident is not None
-    seen = [thread_inspection.of(thread.ident) for _ in range(50)]
+    thread, number = started(script, runs)
+    seen = [thread_inspection.of(number) for _ in range(50)]
     stop.set()
     thread.join(PATIENCE)
     assert not any(collective for collective, _ in seen)
@@ -91,9 +94,7 @@ TORCH = "/lib/site-packages/torch/nn/linear.py"
         ((OURS, TORCH), OURS),
     ],
 )
-def test_an_error_of_the_script_is_shown_from_the_script_on(
-    files: tuple[str, ...], first: str
-) -> None:
+def test_an_error_is_shown_from_the_script_on(files: tuple[str, ...], first: str) -> None:
     trace = _raised_by(*files)
     begins = thread_inspection.in_script(trace)
     assert begins is not None
@@ -106,14 +107,10 @@ def test_whoever_waits_for_the_gpu_waits_for_others() -> None:
     namespace: dict[str, Any] = {"ready": ready, "done": done}
     code = "def synchronize():\n    ready.set()\n    while not done:\n        pass\n"
     exec(compile(code, "/lib/site-packages/torch/cuda/streams.py", "exec"), namespace)
-    thread = threading.Thread(target=namespace["synchronize"], daemon=True)
-    thread.start()
-    assert ready.wait(PATIENCE)
-    assert thread.ident is not None
+    thread, number = started(namespace["synchronize"], ready)
     try:
-        deadline = time.monotonic() + PATIENCE  # it may still be inside of set()
-        while not thread_inspection.of(thread.ident)[0]:
-            assert time.monotonic() < deadline
+        # It may still be inside of set().
+        processes.wait_for(lambda: thread_inspection.of(number)[0], PATIENCE, "the GPU")
     finally:
         done.append(True)
         thread.join()

@@ -37,8 +37,7 @@ class Job:
         self.committed = ""  # what it held at a commit, if somebody keeps that
 
     def start(self) -> Job:
-        self.state._on_commit = lambda: None
-        self.state.remember_commit(0)
+        begun(self.state)
         return self
 
     def forward(self) -> torch.Tensor:
@@ -58,12 +57,24 @@ class Job:
 
     def values(self) -> str:
         """Everything that the State gives to other ranks, as text."""
-        meta, tensors = self.state.commit_image()
-        return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
+        return as_text(self.state)
 
     def content(self) -> str:
         """Everything that the State covers, with the places of the generators."""
         return json.dumps([self.values(), torch.get_rng_state().tolist(), random.getstate()])
+
+
+def begun(state: State) -> State:
+    """As in a run, with its beginning for a commit."""
+    state._on_commit = lambda: None
+    state.remember_commit(0)
+    return state
+
+
+def as_text(state: State) -> str:
+    """Everything that a State gives to other ranks."""
+    meta, tensors = state.commit_image()
+    return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
 
 
 def copy_of(picture: CommitImage) -> CommitImage:

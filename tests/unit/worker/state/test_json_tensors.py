@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any
 
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state import json_tensors
-from tests.processes import PROGRAM_TIMEOUT
+from tests.unit.programs import run_python
 
 atoms = (
     st.none()
@@ -66,16 +64,12 @@ def test_plain_trees_come_back(tree: object) -> None:
     "value",
     [
         Counter({3: 1, 5: 2}),
-        OrderedDict([("b", 1), ("a", 2)]),
         frozenset({1, 2}),
         torch.float16,
         torch.Size([2, 3]),
         torch.device("cuda:1"),
         -0.0,
         math.inf,
-        0.1 + 0.2,
-        2**80,
-        1 + 2j,
         {2: "a", True: "b", 1.5: "c", (1, "x"): "d", frozenset({1}): "e"},
     ],
 )
@@ -125,9 +119,8 @@ del sys.modules["numpy"]
 json_tensors.check({"a": [1, torch.ones(1)]}, "it")
 assert "numpy" not in sys.modules
 """
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], check=True, timeout=PROGRAM_TIMEOUT
-    )
+    ended = run_python(program)
+    assert ended.returncode == 0, ended.stderr
 
 
 class _Number(int):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,8 +9,9 @@ import torch
 from torch import nn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state.commit_image import CommitImage
+from elastic_runtime.worker.state.tensor_copies import TensorCopies, receives
 from elastic_runtime.worker.state.training_state import State
+from tests.unit.worker.state.small_job import begun, copy_of
 
 KINDS = ("expanded", "inference", "conjugate", "negative", "plain")
 
@@ -56,9 +56,7 @@ class Net(nn.Module):
 
 
 def committed(net: Net, *, shadow: bool = False) -> State:
-    state = State(shadow=shadow, net=net)
-    state._on_commit = lambda: None
-    state.remember_commit(0)
+    state = begun(State(shadow=shadow, net=net))
     with torch.inference_mode():
         net.late = torch.ones(2)  # as a cache that the first evaluation fills
     state.commit()
@@ -82,8 +80,7 @@ def test_all_are_rolled_back(shadow: bool) -> None:
 def test_all_are_given_to_another_rank() -> None:
     giver, taker = Net(1), Net(5)
     source, target = committed(giver), committed(taker)
-    meta, tensors = source.commit_image()
-    picture = CommitImage(json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors])
+    picture = copy_of(source.commit_image())
     room = target.destinations(picture.meta)
     for place, tensor in zip(room, picture.tensors, strict=True):
         if place is not None:
@@ -111,3 +108,31 @@ def test_a_module_without_values_is_refused_until_it_has_some() -> None:
         State(model=model)
     model(torch.ones(2, 3))
     State(model=model).remember_commit(0)
+
+
+# Copies of tensors
+
+
+def test_memory_is_used_again_while_the_tensors_keep_their_form() -> None:
+    copies, live = TensorCopies(), torch.ones(3)
+    copies.take([live])
+    (first,) = copies._kept
+    copies.take([torch.zeros(3)])
+    assert copies._kept[0] is first
+    copies.take([torch.zeros(4)])
+    assert copies._kept[0] is not first
+    copies.give_back()
+    assert torch.equal(live, torch.ones(3)), "the copies of the last time are those that count"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "straight"),
+    [
+        (torch.ones(2, 3), True),
+        (torch.ones(2, 3).t(), False),
+        (torch.ones(1).expand(3), False),
+        (made("inference", 0), False),
+    ],
+)
+def test_which_memory_a_message_may_be_put_into(tensor: torch.Tensor, straight: bool) -> None:
+    assert receives(tensor) == straight

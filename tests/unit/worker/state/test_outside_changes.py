@@ -6,9 +6,6 @@ A fault is what ``elastic.run`` does with the State then: ``leave``, and later `
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from torch import nn
@@ -16,23 +13,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.training_state import State
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.unit.worker.state.small_job import as_text, begun, copy_of
 
 STEPS = 6
 
 
 class Script:
-    """A model, its average, its schedule and a counter; ``body`` makes one step of them."""
+    """A model, its average, its schedule and a counter, in a step that ``order`` describes."""
 
-    def __init__(
-        self,
-        body: Callable[[Script], None],
-        *,
-        shadow: bool = False,
-        optimized: bool = True,
-    ) -> None:
+    def __init__(self, order: str, *, shadow: bool = False, optimized: bool = True) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(2, 2)
         self.optim = torch.optim.Adam(self.model.parameters(), lr=0.1)
@@ -41,11 +30,35 @@ class Script:
         parts = {"optim": self.optim, "schedule": self.schedule} if optimized else {}
         self.state = State(shadow=shadow, model=self.model, ema=self.ema, **parts)
         self.state.loss = 0.0
-        self.state._on_commit = lambda: None
-        self.state.remember_commit(0)
-        self.body = body
+        begun(self.state)
+        self.order = order.split()
         self.breaks = -1  # at which collective of a step the fault finds this rank
         self.collectives = 0
+
+    def step(self, breaks: int = -1) -> str:
+        """One step; with ``breaks`` it ends in that collective. Returns what ``leave`` says."""
+        self.breaks, self.collectives = breaks, 0
+        try:
+            for name in self.order:
+                getattr(self, name)()
+        except ConnectionResetError:
+            return self.state.leave()
+        assert breaks < 0
+        return ""
+
+    def steps(self, count: int) -> Script:
+        for _ in range(count):
+            self.step()
+        return self
+
+    def content(self) -> str:
+        return as_text(self.state)
+
+    @property
+    def condition(self) -> MemoryCondition:
+        return self.state.rank_status().condition
+
+    # What an order may name
 
     def backward(self) -> None:
         self.optim.zero_grad()
@@ -58,116 +71,56 @@ class Script:
             raise ConnectionResetError
         self.collectives += 1
 
-    def step(self, breaks: int = -1) -> str:
-        """One step; with ``breaks`` it ends in that collective. Returns what ``leave`` says."""
-        self.breaks, self.collectives = breaks, 0
-        try:
-            self.body(self)
-        except ConnectionResetError:
-            return self.state.leave()
-        assert breaks < 0
-        return ""
+    def optimize(self) -> None:
+        self.optim.step()
 
-    def content(self) -> str:
-        meta, tensors = self.state.commit_image()
-        return json.dumps([meta, [tensor.tolist() for tensor in tensors]])
+    def optimize_by_hand(self) -> None:
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
 
-    @property
-    def condition(self) -> MemoryCondition:
-        return self.state.rank_status().condition
+    def average(self) -> None:
+        self.ema.update_parameters(self.model)
 
+    def anneal(self) -> None:
+        self.schedule.step()
 
-def in_order(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.ema.update_parameters(script.model)
-    script.schedule.step()
-    script.state.loss = 1.0 + script.state.step
-    script.state.commit()
+    def anneal_by_hand(self) -> None:
+        self.optim.param_groups[0]["lr"] *= 0.9
 
+    def count(self) -> None:
+        self.state.loss = 1.0 + self.state.step
 
-def average_after_commit(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.state.commit()
-    script.ema.update_parameters(script.model)
+    def clip(self) -> None:
+        with torch.no_grad():
+            self.model.weight.clamp_(-0.5, 0.5)
+
+    def commit(self) -> None:
+        self.state.commit()
 
 
-def by_hand(script: Script) -> None:
-    script.backward()
-    with torch.no_grad():
-        for parameter in script.model.parameters():
-            assert parameter.grad is not None
-            parameter -= 0.1 * parameter.grad
-    script.collective()
-    script.state.commit()
-
-
-def clipped_before(script: Script) -> None:
-    with torch.no_grad():
-        script.model.weight.clamp_(-0.5, 0.5)
-    script.backward()
-    script.optim.step()
-    script.state.commit()
-
-
-def metric_last(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.collective()
-    script.state.commit()
-
-
-def metric_and_then_all_else(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.collective()
-    script.ema.update_parameters(script.model)
-    script.schedule.step()
-    script.state.loss = 1.0 + script.state.step
-    script.state.commit()
-
-
-def all_else_and_then_metric(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.ema.update_parameters(script.model)
-    script.schedule.step()
-    script.state.loss = 1.0 + script.state.step
-    script.collective()
-    script.state.commit()
-
-
-def rate_by_hand_after_metric(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.collective()
-    script.optim.param_groups[0]["lr"] *= 0.9
-    script.state.commit()
-
-
-def clipped_after_metric(script: Script) -> None:
-    script.backward()
-    script.optim.step()
-    script.collective()
-    with torch.no_grad():
-        script.model.weight.clamp_(-0.5, 0.5)
-    script.state.commit()
+IN_ORDER = "backward optimize average anneal count commit"
+AVERAGE_AFTER_COMMIT = "backward optimize commit average"
+BY_HAND = "backward optimize_by_hand collective commit"
+CLIPPED_BEFORE = "clip backward optimize commit"
+METRIC_LAST = "backward optimize collective commit"
+METRIC_AND_THEN_ALL_ELSE = "backward optimize collective average anneal count commit"
+ALL_ELSE_AND_THEN_METRIC = "backward optimize average anneal count collective commit"
+RATE_BY_HAND_AFTER_METRIC = "backward optimize collective anneal_by_hand commit"
+CLIPPED_AFTER_METRIC = "backward optimize collective clip commit"
 
 
 @pytest.mark.parametrize(
-    ("body", "first"),
-    [(in_order, 0), (average_after_commit, 0), (clipped_before, 2)],
+    ("order", "first"),
+    [(IN_ORDER, 0), (AVERAGE_AFTER_COMMIT, 0), (CLIPPED_BEFORE, 2)],
 )
 @pytest.mark.parametrize("after", range(STEPS))
-def test_a_fault_before_the_optimizer_is_undone_exactly(
-    body: Callable[[Script], None], first: int, after: int
-) -> None:
-    script = Script(body)
+def test_a_fault_before_the_optimizer_is_undone_exactly(order: str, first: int, after: int) -> None:
+    script = Script(order)
     contents = [script.content()]
     script.state._on_commit = lambda: contents.append(script.content())
-    for _ in range(after):
-        script.step()
+    script.steps(after)
     why = script.step(breaks=0)
     if after < first:
         assert script.condition is MemoryCondition.DIRTY
@@ -180,29 +133,22 @@ def test_a_fault_before_the_optimizer_is_undone_exactly(
 
 @pytest.mark.parametrize("after", range(STEPS))
 def test_a_manual_step_is_not_applied_twice(after: int) -> None:
-    script, whole = Script(by_hand, optimized=False), Script(by_hand, optimized=False)
-    for _ in range(after):
-        script.step()
+    script, whole = Script(BY_HAND, optimized=False), Script(BY_HAND, optimized=False)
+    script.steps(after)
     assert script.step(breaks=1) == ""  # the weights have changed, the commit has not come
     script.state.roll_back()
     script.step()
-    for _ in range(after + 1):
-        whole.step()
+    whole.steps(after + 1)
     assert script.content() == whole.content()
 
 
 def test_an_average_that_needs_no_gradients_is_named_until_it_is_copied() -> None:
-    def body(script: Script) -> None:
-        script.ema.requires_grad_(False)
-        average_after_commit(script)
-
     fits = []
     for after in range(STEPS):
-        script = Script(body)
+        script = Script(AVERAGE_AFTER_COMMIT)
         script.ema.requires_grad_(False)
         script.state.remember_commit(0)
-        for _ in range(after):
-            script.step()
+        script.steps(after)
         why = script.step(breaks=0)
         fits.append(why == "")
         assert not why or "ema.module.bias, ema.module.weight changed after the commit" in why
@@ -210,20 +156,17 @@ def test_an_average_that_needs_no_gradients_is_named_until_it_is_copied() -> Non
 
 
 def test_the_usual_order_costs_no_copies() -> None:
-    script = Script(in_order)
-    for _ in range(STEPS):
-        script.step()
-    assert not script.state._parts[0].restless | script.state._parts[0].on_trial  # type: ignore[attr-defined]
-    ema = next(part for part in script.state._parts if part.name == "ema")
-    assert not ema.restless | ema.on_trial  # type: ignore[attr-defined]
+    script = Script(IN_ORDER).steps(STEPS)
+    watched = [part for part in script.state._parts if part.name in ("model", "ema")]
+    assert len(watched) == 2
+    assert not any(part.restless | part.on_trial for part in watched)  # type: ignore[attr-defined]
 
 
 def test_weights_that_are_loaded_once_are_not_copied_ever_after() -> None:
-    script = Script(in_order)
-    script.step()
+    script = Script(IN_ORDER).steps(1)
     script.model.load_state_dict(script.model.state_dict())
     assert "model.bias, model.weight changed" in script.step(breaks=0)
-    script = Script(in_order)
+    script = Script(IN_ORDER)
     for loads in (False, True, False, False):
         if loads:
             script.model.load_state_dict(script.model.state_dict())
@@ -233,16 +176,14 @@ def test_weights_that_are_loaded_once_are_not_copied_ever_after() -> None:
 
 
 def test_a_parameter_in_the_place_of_another_is_named() -> None:
-    script = Script(in_order)
-    script.step()
+    script = Script(IN_ORDER).steps(1)
     script.model.weight = nn.Parameter(torch.zeros(2, 2))
     assert "model.weight changed" in script.step(breaks=0)
 
 
 def test_what_is_written_by_way_of_data_is_not_seen() -> None:
     """The limit of it, which the page names."""
-    script = Script(in_order)
-    script.step()
+    script = Script(IN_ORDER).steps(1)
     script.model.weight.data.zero_()
     assert script.step(breaks=0) == ""
     script.state.roll_back()
@@ -250,22 +191,21 @@ def test_what_is_written_by_way_of_data_is_not_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "missing"),
+    ("order", "missing"),
     [
-        (metric_last, ""),
-        (all_else_and_then_metric, ""),
-        (metric_and_then_all_else, "ema, optim, schedule and 1 more had yet to follow"),
-        (rate_by_hand_after_metric, "optim had yet to follow"),
-        (clipped_after_metric, "model had yet to follow"),
+        (METRIC_LAST, ""),
+        (ALL_ELSE_AND_THEN_METRIC, ""),
+        (METRIC_AND_THEN_ALL_ELSE, "ema, optim, schedule and 1 more had yet to follow"),
+        (RATE_BY_HAND_AFTER_METRIC, "optim had yet to follow"),
+        (CLIPPED_AFTER_METRIC, "model had yet to follow"),
     ],
 )
 @pytest.mark.parametrize("after", [1, 2, STEPS])
 def test_a_step_counts_before_its_commit_only_if_nothing_is_left_to_do(
-    body: Callable[[Script], None], missing: str, after: int
+    order: str, missing: str, after: int
 ) -> None:
-    script, whole = Script(body), Script(body)
-    for _ in range(after):
-        script.step()
+    script, whole = Script(order), Script(order)
+    script.steps(after)
     why = script.step(breaks=1)
     assert missing in why and bool(missing) == bool(why)
     if missing:
@@ -273,38 +213,35 @@ def test_a_step_counts_before_its_commit_only_if_nothing_is_left_to_do(
         return
     assert script.condition is MemoryCondition.FINISHED
     script.state.adopt()
-    for _ in range(after + 1):
-        whole.step()
+    whole.steps(after + 1)
     assert script.content() == whole.content()
 
 
 def test_another_rank_is_told_what_follows_an_optimizer() -> None:
-    old, new = Script(metric_and_then_all_else), Script(metric_and_then_all_else)
+    old, new = Script(METRIC_AND_THEN_ALL_ELSE), Script(METRIC_AND_THEN_ALL_ELSE)
     old.step()
-    meta, tensors = old.state.commit_image()
-    new.state.load(json.loads(json.dumps(meta)), [tensor.clone() for tensor in tensors])
+    new.state.load(*copy_of(old.state.commit_image()))
     assert "had yet to follow" in new.step(breaks=1)
     assert new.condition is MemoryCondition.DIRTY
 
 
 def test_what_a_rank_has_learned_of_its_script_is_no_part_of_the_digest() -> None:
-    one, other = Script(metric_last), Script(metric_last)
+    one, other = Script(METRIC_LAST), Script(METRIC_LAST)
     one.state._changes.tail.add("ema")  # type: ignore[union-attr]
     assert one.state.digest() == other.state.digest()
 
 
 @pytest.mark.parametrize(
-    "body",
-    [average_after_commit, clipped_before, by_hand, metric_and_then_all_else, clipped_after_metric],
+    "order",
+    [AVERAGE_AFTER_COMMIT, CLIPPED_BEFORE, BY_HAND, METRIC_AND_THEN_ALL_ELSE, CLIPPED_AFTER_METRIC],
 )
-def test_a_shadow_undoes_all_of_it(body: Callable[[Script], None]) -> None:
+def test_a_shadow_undoes_all_of_it(order: str) -> None:
     for breaks in (0, 1):
-        script = Script(body, shadow=True)
+        script = Script(order, shadow=True)
         contents = []
         script.state._on_commit = lambda kept=contents, s=script: kept.append(s.content())
-        script.step()
-        script.step()
-        if breaks and body in (average_after_commit, clipped_before):
+        script.steps(2)
+        if breaks and order in (AVERAGE_AFTER_COMMIT, CLIPPED_BEFORE):
             continue
         assert script.step(breaks=breaks) == ""
         script.state.roll_back()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateLost
+from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
+from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
+from elastic_runtime.worker.state.state_parts import StatefulPart
 from elastic_runtime.worker.state.training_state import State
-from tests.unit.worker.state.small_job import Job, has_status
+from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
+from tests.unit.worker.state.small_job import Job, begun, copy_of, has_status
 
 
 def test_counts_its_commits_and_tells_the_loop_last() -> None:
@@ -108,16 +116,6 @@ def test_rolls_back_buffers_that_were_replaced_or_added() -> None:
     assert "added" not in module._buffers
 
 
-def test_a_counter_that_is_a_container_is_rolled_back_each_time() -> None:
-    state = State()
-    state.history = [1]
-    state.remember_commit(0)
-    for _ in range(2):
-        state.history.append(2)
-        state.roll_back()
-        assert state.history == [1]
-
-
 def test_marks_a_half_done_and_a_finished_step() -> None:
     job = Job().start()
     conditions = []
@@ -156,10 +154,7 @@ def gan() -> tuple[State, torch.optim.Optimizer, torch.optim.Optimizer]:
     g = torch.optim.SGD(second.parameters(), lr=0.1)
     for parameter in (*first.parameters(), *second.parameters()):
         parameter.grad = torch.ones_like(parameter)
-    state = State(first=first, second=second, d=d, g=g)
-    state._on_commit = lambda: None
-    state.remember_commit(0)
-    return state, d, g
+    return begun(State(first=first, second=second, d=d, g=g)), d, g
 
 
 def test_between_two_optimizers_a_step_is_half_done() -> None:
@@ -200,6 +195,36 @@ def test_a_step_whose_optimizer_raises_is_half_done() -> None:
     assert job.state.rank_status().condition is MemoryCondition.DIRTY
     job.optim.step()  # on top of what the first one has left
     assert job.state.rank_status().condition is MemoryCondition.DIRTY
+
+
+@pytest.mark.parametrize(
+    ("story", "first", "may_be_all", "whole"),
+    [
+        ("d d g", [True, False, False], True, False),  # nobody knows yet what is usual
+        ("( (", [True, False], False, False),
+        ("d d g | d g", [True, False], False, False),
+        ("d d g | d g d", [True, False, False], False, True),
+        ("d d g | d | d g", [True, False], False, False),  # the most of any commit counts
+        ("a | a (", [True, False], False, False),  # inside of a step
+        ("a | ( ! a", [True], False, True),  # one that raised is forgotten
+    ],
+)
+def test_a_step_is_whole_when_each_optimizer_has_made_as_many_as_ever(
+    story: str, first: list[bool], may_be_all: bool, whole: bool
+) -> None:
+    """They make steps, or begin one; ``|`` is a commit, and with ``!`` counting begins anew."""
+    steps, begun = OptimizerSteps(), list[bool]()
+    assert not steps.commit(), "none has made a step"
+    for word in story.split():
+        if word in "|!":
+            assert word == "!" or steps.commit()
+            steps.clear()
+            begun.clear()
+        else:
+            begun.append(steps.begin())
+            if word != "(":
+                steps.end(word)
+    assert (begun, steps.may_be_all, steps.are_as_usual) == (first, may_be_all, whole)
 
 
 def test_a_shadow_rolls_back_from_anywhere() -> None:
@@ -262,3 +287,270 @@ def test_a_state_says_what_it_holds() -> None:
     assert said.startswith("State(model: Linear, optim: SGD, best=0.5, long=[0, 1,")
     assert said.endswith("; step 0)")
     assert len(said) < 120
+
+
+# What a State gives to another one, and what that makes of it
+
+
+def test_gives_everything_to_a_new_rank() -> None:
+    old, new = Job().start(), Job(seed=1, lr=0.5)
+    for _ in range(3):
+        old.step()
+    weight = new.model[0].weight
+    assert new.state.digest() != old.state.digest()
+    new.state.load(*copy_of(old.state.commit_image()))
+    assert has_status(new.state, 3, MemoryCondition.CLEAN)
+    assert new.state.commit_image().meta == old.state.commit_image().meta
+    for here, there in zip(
+        new.state.commit_image().tensors, old.state.commit_image().tensors, strict=True
+    ):
+        assert torch.equal(here, there) and here.dtype == there.dtype
+    assert new.model[0].weight is weight
+    assert (new.state.seen, new.state.losses) == (12, old.state.losses)
+    assert new.sampler.cursor == 12
+    assert new.state.digest() == old.state.digest()
+
+
+def test_what_was_loaded_trains_on_and_rolls_back() -> None:
+    old, new = Job().start(), Job(seed=1).start()
+    old.step()
+    new.forward()  # its gradients are of a step that never was
+    new.state.load(*copy_of(old.state.commit_image()))
+    assert all(p.grad is None for p in new.model.parameters())
+    for job in (old, new):
+        torch.manual_seed(5)
+        random.seed(5)
+        job.step()
+    assert new.content() == old.content()
+    before = new.content()
+    new.forward()
+    new.state.roll_back()
+    assert new.content() == before
+
+
+def test_a_load_that_fails_half_way_leaves_nothing_to_go_on_from() -> None:
+    old, new = Job().start(), Job(seed=1)
+    old.step()
+
+    def fail(state: object) -> None:
+        raise ValueError("not this one")
+
+    new.sampler.load_state_dict = fail  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="not this one"):
+        new.state.load(*copy_of(old.state.commit_image()))
+    assert has_status(new.state, 1, MemoryCondition.DIRTY)
+
+
+def test_a_loaded_rank_knows_when_a_step_is_finished() -> None:
+    old, new = Job().start(), Job()
+    old.step()
+    new.state.load(*copy_of(old.state.commit_image()))
+    new.forward()
+    new.optim.step()
+    assert has_status(new.state, 1, MemoryCondition.FINISHED)
+
+
+def test_receives_into_its_own_memory() -> None:
+    old, new = Job().start(), Job(seed=1)
+    old.step()
+    meta, tensors = copy_of(old.state.commit_image())
+    rooms = zip(new.state.destinations(meta), tensors, strict=True)
+    received = [tensor if room is None else room.copy_(tensor) for room, tensor in rooms]
+    assert any(t.data_ptr() == new.model[0].weight.data_ptr() for t in received)
+    new.state.load(meta, received)
+    assert new.state.digest() == old.state.digest()
+
+
+def test_what_ranks_share_is_parameters_and_optimizer_state() -> None:
+    job = Job().start()
+    job.step()
+    meta, tensors = job.state.commit_image()
+    shared = {t.data_ptr() for t in job.state.common(meta) if t is not None}
+    buffers = {b.data_ptr() for b in job.model.buffers()}
+    assert shared | buffers == {t.data_ptr() for t in tensors}
+    assert not shared & buffers
+
+
+# The parts of a State: what each keeps, gives to another rank, and refuses
+
+
+def test_optimizer_state_keeps_its_type() -> None:
+    def build() -> tuple[torch.optim.Optimizer, State]:
+        model = nn.Linear(2, 2).bfloat16()
+        optim = torch.optim.Adam(model.parameters())
+        return optim, State(model=model, optim=optim)
+
+    (optim, state), (other_optim, other) = build(), build()
+    parameter = optim.param_groups[0]["params"][0]
+    optim.state[parameter] = {"master": torch.ones(2, 2, dtype=torch.float64), "count": 3}
+    state.remember_commit(1)
+    other.load(*copy_of(state.commit_image()))
+    loaded = other_optim.state[other_optim.param_groups[0]["params"][0]]
+    assert loaded["master"].dtype is torch.float64 and loaded["count"] == 3
+
+
+def test_extra_states_of_modules_are_covered() -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def get_extra_state(self) -> Any:
+            return {"calls": self.calls}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.calls = state["calls"]
+
+    here, there = nn.Sequential(Counting()), nn.Sequential(Counting())
+    here[0].calls = 3
+    state, other = State(model=here), State(model=there)
+    state.remember_commit(0)
+    here[0].calls = 4
+    state.roll_back()
+    assert here[0].calls == 3
+    other.load(*copy_of(state.commit_image()))
+    assert there[0].calls == 3
+
+
+def test_wrappers_do_not_show() -> None:
+    model = nn.Linear(2, 2)
+    plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)).cpu())
+    plain.remember_commit(2)
+    wrapped.load(*copy_of(plain.commit_image()))
+    assert wrapped.digest() == plain.digest()
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (nn.Linear(3, 2), r"model\.weight: float32\[2, 3\] on cpu here, float32\[2, 2\] on cpu"),
+        (nn.Linear(2, 2).double(), r"model\.weight: float64"),
+        (nn.Linear(2, 2, bias=False), r"parameters of 'model': also nothing here, also bias on"),
+        (nn.BatchNorm1d(2), "buffers of 'model'|float32"),
+    ],
+)
+def test_models_that_differ_are_named(model: nn.Module, what: str) -> None:
+    state = State(model=nn.Linear(2, 2))
+    state.remember_commit(0)
+    other = State(model=model)
+    other.remember_commit(7)
+    with pytest.raises(UsageError, match=f"models differ between ranks.*({what})"):
+        other.load(*copy_of(state.commit_image()))
+    assert has_status(other, 7, MemoryCondition.CLEAN)  # and still has what it had
+
+
+def test_objects_and_parameter_groups_that_differ_are_named() -> None:
+    model = nn.Linear(2, 2)
+    optim = torch.optim.SGD(model.parameters(), lr=0.1)
+    two = [{"params": [model.weight]}, {"params": [model.bias]}]
+    state = State(model=model, optim=optim)
+    with pytest.raises(UsageError, match="objects of the State: also nothing here, also optim"):
+        State(model=model).load(*copy_of(state.commit_image()))
+    other = State(model=model, optim=torch.optim.SGD(two, lr=0.1))
+    with pytest.raises(UsageError, match=r"parameters of 'optim': 1\+1 in 2 groups"):
+        other.load(*copy_of(state.commit_image()))
+
+
+def test_the_digest_sees_each_kind_of_difference() -> None:
+    def digest(change: Any) -> int:
+        job = Job().start()
+        torch.manual_seed(3)
+        random.seed(3)
+        job.step()
+        change(job)
+        return job.state.digest()
+
+    def nudge(tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            tensor.add_(1e-3)
+
+    changes = [
+        lambda job: None,
+        lambda job: nudge(job.model[0].weight),
+        lambda job: nudge(job.model[1].running_mean),
+        lambda job: nudge(job.optim.state[job.model[0].weight]["exp_avg"]),
+        lambda job: job.optim.param_groups[0].update(lr=1.0),
+        lambda job: setattr(job.state, "seen", 5),
+        lambda job: job.sampler.commit(),
+    ]
+    assert len({digest(change) for change in changes}) == len(changes)
+    assert digest(lambda job: torch.rand(1)) == digest(lambda job: random.random())
+
+
+def test_refuses_what_it_cannot_keep() -> None:
+    with pytest.raises(UsageError, match=r"State\(thing=\.\.\.\) is a object without state_dict"):
+        State(thing=object())
+    with pytest.raises(UsageError, match="'commit' is a name of State's own"):
+        State(commit=nn.Linear(1, 1))
+    with pytest.raises(UsageError, match="shadow and generators are switches"):
+        State(shadow=nn.Linear(1, 1))  # type: ignore[arg-type]
+    loose = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    with pytest.raises(UsageError, match=r"'optim' \(shape \(3,\)\) belongs to no module"):
+        State(optim=loose)
+
+
+class _Counting:
+    """Its ``commit`` is a method, or else what somebody has put there."""
+
+    def __init__(self, commit: Any = None) -> None:
+        self.commits = 0
+        self.commit = commit or self._count
+
+    def _count(self) -> None:
+        self.commits += 1
+
+
+def test_a_commit_that_is_no_method_is_left_alone() -> None:
+    """Such as the revision of somebody's code."""
+    for owner, commits in ((_Counting(), 1), (_Counting("1f0e2a"), 0)):
+        StatefulPart("config", owner).commit()
+        assert owner.commits == commits
+
+
+def test_an_optimizer_that_only_passes_steps_on_is_seen_through() -> None:
+    class Passing(torch.optim.Optimizer):
+        """As accelerate's, which never was an optimizer of its own."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self, closure: Any = None) -> None:
+            self.optimizer.step(closure)
+
+    class Averaging(torch.optim.SGD):
+        """One with a state of its own, around another one."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            super().__init__(optimizer.param_groups[0]["params"], lr=0.1)
+            self.optimizer = optimizer
+
+    model = nn.Linear(2, 2)
+    inner = torch.optim.Adam(model.parameters())
+    for wrapper, kept in ((Passing(Passing(inner)), inner), (outer := Averaging(inner), outer)):
+        assert unwrapped_optimizer(wrapper) is kept
+    state = State(model=model, optim=Passing(inner))
+    state.remember_commit(1)
+    model(torch.ones(1, 2)).sum().backward()
+    Passing(inner).step()
+    assert has_status(state, 1, MemoryCondition.DIRTY)
+    compiled = torch.compile(model, backend="eager")
+    assert bare(compiled) is model and bare(Passing(inner)) is inner and bare(3) == 3
+
+
+# Which DataLoaders a script is found to have made
+
+
+DATA = TensorDataset(torch.arange(8))
+
+
+def test_a_loader_that_shuffles_for_one_world_is_found() -> None:
+    gc.collect()  # those of other tests
+    plain = DataLoader(DATA)
+    assert sampler_of_one_world() == ""
+    shuffles = DataLoader(DATA, shuffle=True)
+    assert sampler_of_one_world() == "RandomSampler"
+    ours = DataLoader(DATA, batch_sampler=ElasticBatchSampler(8, 4))
+    assert sampler_of_one_world() == "", "the other one is for something else"
+    del plain, shuffles, ours
+    gc.collect()
+    shares = DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0))
+    assert sampler_of_one_world() == "DistributedSampler"
+    del shares
