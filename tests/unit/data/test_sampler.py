@@ -74,14 +74,13 @@ def test_shares_are_disjoint_complete_and_even(count: int, world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(job=JOBS, lives=LIVES, epochs=st.integers(1, 3))
 def test_resizes_do_not_change_the_sequence(job: Job, lives: list[Life], epochs: int) -> None:
     """Lives of any world and read-ahead, saved and resumed in between, are one undisturbed run."""
     assert job.play(lives, epochs) == job.alone(epochs)
 
 
-@settings(deadline=None)
 @given(job=JOBS, lives=LIVES)
 def test_an_epoch_is_exactly_the_data_set(job: Job, lives: list[Life]) -> None:
     steps = job.play(lives, 1)
@@ -329,7 +328,6 @@ def test_pieces_that_are_no_part_of_a_batch_are_refused() -> None:
     micro=st.integers(1, 15),
     world=st.integers(1, 4),
 )
-@settings(deadline=None)
 def test_pieces_of_any_size_make_up_the_global_batches(
     size: int, batch: int, micro: int, world: int
 ) -> None:

@@ -66,7 +66,6 @@ def play(size: int, batch: int, lives: list[Life], epochs: int) -> list[Step]:
     return done
 
 
-@settings(deadline=None)
 @given(
     size=st.integers(1, 40),
     batch=st.integers(1, 12),

@@ -27,7 +27,7 @@ from elastic_runtime.data.sharded.sample_blobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -113,13 +113,13 @@ def test_samples_of_another_process_are_found_in_any_order(other: Other) -> None
 
 def test_several_blobs_of_several_processes_are_not_mixed_up(other: Other) -> None:
     owner, reader = BlobOwner(), BlobReader()
-    names = [
-        (place, n, keep([f"{place}.{n}", n], (0, n)))
+    names = {
+        (place, n): keep([f"{place}.{n}", n], (0, n))
         for n in range(5)
         for place, keep in (("here", owner.keep), ("there", other.keep))
-    ]
-    assert len({name for _, _, name in names}) == 10
-    for place, n, name in names[::-1] + names:
+    }
+    assert len({*names.values()}) == 10
+    for (place, n), name in [*reversed(names.items()), *names.items()]:
         assert [reader.sample(name, each) for each in (0, 1)] == [f"{place}.{n}", n]
     owner.drop_before((1, 0))
 
@@ -237,29 +237,11 @@ def test_a_reader_holds_what_is_not_dropped_and_nothing_afterwards(other: Other)
     assert reader.sample(names[0], 0) == AGES[0]
 
 
-def test_an_owner_has_a_descriptor_of_each_blob_and_none_afterwards() -> None:
-    before, owner = descriptors(), BlobOwner()
-    for n, age in enumerate(AGES):
-        owner.keep(["x"] * 2000, age)
-        assert descriptors() == before + n + 1
-    owner.drop_before((2, 0))
-    assert descriptors() == before
-    owner.drop_before((2, 0))
-
-
 def test_a_sample_that_cannot_be_pickled_leaves_nothing() -> None:
     before, owner = descriptors(), BlobOwner()
     with pytest.raises(TypeError, match="pickle"):
         owner.keep([1, threading.Lock()], (0, 0))
     assert descriptors() == before
-
-
-def in_another_process(check: Callable[[], None]) -> None:
-    process = multiprocessing.get_context("fork").Process(target=check)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
 
 
 def test_a_blob_that_cannot_be_written_leaves_nothing() -> None:
@@ -273,7 +255,10 @@ def test_a_blob_that_cannot_be_written_leaves_nothing() -> None:
         name = owner.keep([b"x" * 9000], (0, 0))
         assert BlobReader().sample(name, 0) == b"x" * 9000
 
-    in_another_process(check)
+    process = multiprocessing.get_context("fork").Process(target=check)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_a_program_that_an_owner_starts_has_no_blob() -> None:
