@@ -22,6 +22,8 @@ from tests.ranks import entries_of, saves
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.unit.checkpoint.save.conftest import Said
+
 
 ENTRIES = ["model", "optim"]
 
@@ -95,19 +97,18 @@ def test_a_committed_step_is_found_until_the_job_goes_back(tmp_path: Path) -> No
 
 
 def test_what_is_newer_than_the_state_that_was_resumed_is_set_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, said: Said
 ) -> None:
     earlier = term_in(tmp_path)
     for step in (5, 6):
         commit(tmp_path, earlier.create(step, ENTRIES))
-    caplog.set_level("INFO")
     term = term_in(tmp_path)
     term.resume_from(CheckpointId(1, 5))
     assert term.base == CheckpointId(1, 5)
     assert term.acquire(ENTRIES) == 2
     assert set_aside(entries_of(tmp_path)) == [CheckpointId(1, 6)]
-    (said,) = [record.msg % record.args for record in caplog.records]
-    assert said.startswith("checkpoint.set_aside") and "continued from step-5.term-1" in said
+    (told,) = said("set_aside")
+    assert "continued from step-5.term-1" in told
 
 
 def test_memory_that_others_gave_needs_a_newer_term(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def memory(node: str, machine: str) -> SnapshotMemory:
     return SnapshotMemory("/dev/shm/x", 1, "127.0.0.1", 1, node, machine)
 
 
-def keepers(machines: Sequence[str], topologies: Topologies | None = None) -> None:
+def keepers(machines: Sequence[str], topologies: Topologies) -> None:
     """Each node has one on another machine."""
     found = buddies(list(machines), topologies)
     assert sorted(one for one in found if one is not None) == list(range(len(machines)))
@@ -37,7 +37,7 @@ def keepers(machines: Sequence[str], topologies: Topologies | None = None) -> No
 def test_each_node_has_one_keeper_on_another_machine(machines: list[str]) -> None:
     """Unless most of them are on one."""
     if max(map(machines.count, machines)) * 2 <= len(machines):
-        keepers(machines)
+        keepers(machines, [])
     found = buddies(machines)
     assert sorted(one for one in found if one is not None) == list(range(len(machines)))
     assert all(node != buddy for node, buddy in enumerate(found))
@@ -131,10 +131,7 @@ def test_a_world_of_thousands_is_paired_at_once() -> None:
 
 
 def test_a_rank_finds_its_buddy_by_what_all_agents_say() -> None:
-    memories = [
-        replace(memory(f"n{rank}", f"m{rank}"), topology=(zone,))
-        for rank, zone in enumerate("yyzz")
-    ]
+    memories = [replace(memory(f"n{n}", f"m{n}"), topology=(at,)) for n, at in enumerate("yyzz")]
     seen = [Nodes.seen_by(rank, memories).buddy for rank in range(4)]
     assert [one.memory.node for one in seen if one] == ["n2", "n3", "n0", "n1"]
 

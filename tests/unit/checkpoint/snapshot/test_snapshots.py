@@ -36,7 +36,6 @@ from tests.checkpoints import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def memory_of(path: Path, port: int = 1) -> SnapshotMemory:
