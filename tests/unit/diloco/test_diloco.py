@@ -341,14 +341,10 @@ def alone(**options: Any) -> Any:
     [
         ({"sync_every": 0}, r"DiLoCo\(sync_every=0\): give a whole number, 1 or more"),
         ({"sync_every": True}, r"DiLoCo\(sync_every=True\): give a whole number"),
-        ({"sync_every": 2.0}, r"DiLoCo\(sync_every=2\.0\): give a whole number"),
         ({"fragments": 0}, r"DiLoCo\(fragments=0\): give a whole number, 1 or more"),
         ({"delay": -1}, r"DiLoCo\(delay=-1\): give a whole number, 0 or more"),
         ({"mix": "half"}, "mix='half': a share from 0 to below 1"),
-        ({"mix": float("nan")}, "mix=nan: a share from 0"),
-        ({"delay": "1"}, r"DiLoCo\(delay='1'\): give a whole number, 0 or more"),
         ({"fragments": 4}, "sync_every=6 cannot be divided into turns of 4 fragments; take a mul"),
-        ({"fragments": 12}, "sync_every=6 cannot be divided into turns of 12 fragments"),
         ({"fragments": 6}, "fragments=6, and the replica has 4 parameters .* take fewer"),
         ({"delay": 6}, "delay=6: .* which is 6 inner steps earlier; take less than 6"),
         ({"fragments": 3, "delay": 2}, "delay=2: .* take less than 2"),
@@ -370,13 +366,6 @@ def test_local_sgd_goes_by_its_own_name_in_messages() -> None:
     elastic.LocalSGD(state, replica, inner=adamw(replica), sync_every=1)
     with pytest.raises(UsageError, match="this State has a LocalSGD already"):
         elastic.LocalSGD(state, replica, inner=adamw(replica), sync_every=1)
-
-
-def test_two_on_one_state_are_refused() -> None:
-    job = Job(seed=0)
-    outer = torch.optim.SGD(job.model.parameters(), lr=0.7)
-    with pytest.raises(UsageError, match="this State has a DiLoCo already"):
-        elastic.DiLoCo(job.state, job.replica, inner=job.inner, outer=outer, sync_every=3)
 
 
 def test_what_was_refused_leaves_the_state_as_it_was() -> None:
