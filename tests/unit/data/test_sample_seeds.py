@@ -92,21 +92,9 @@ def test_where_a_batch_arrives_its_moment_begins(monkeypatch: pytest.MonkeyPatch
 
 
 def test_numbers_of_any_kind_name_the_same_sample() -> None:
-    found = {
-        elastic.sample_rng(index, seed=0, epoch=0).initial_seed()
-        for index in (7, numpy.int32(7), torch.tensor(7))
-    }
-    assert len(found) == 1
-    again = elastic.sample_rng(7, seed=0, epoch=0)
-    assert torch.equal(
-        torch.rand(3, generator=again),
-        torch.rand(3, generator=elastic.sample_rng(7, seed=0, epoch=0)),
-    )
-
-
-def test_the_numbers_of_a_sample_stay_what_they_are() -> None:
-    """A run that is resumed with a later version must see the same augmentation."""
-    assert elastic.sample_rng(0, seed=0, epoch=0).initial_seed() == 2602329642018764132
+    for index in (0, numpy.int32(0), torch.tensor(0)):
+        # A run that is resumed with a later version must see the same augmentation.
+        assert elastic.sample_rng(index, seed=0, epoch=0).initial_seed() == 2602329642018764132
 
 
 def test_without_a_batch_the_epoch_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
