@@ -232,9 +232,10 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> No
         ElasticBatchSampler(**{"size": 12, "batch": 4, "rank": 0, "world": 1, **arguments})
 
 
-@pytest.mark.parametrize(
-    "data", [6, TensorDataset(torch.zeros(6)), [0] * 6, torch.zeros(6), torch.tensor(6)]
-)
+SIX = [6, TensorDataset(torch.zeros(6)), [0] * 6, torch.zeros(6), torch.tensor(6)]
+
+
+@pytest.mark.parametrize("data", SIX)
 def test_a_data_set_stands_for_its_length(data: Any) -> None:
     """And the order of a seed stays what it is: a run that is resumed with a later version goes on
     in the middle of an epoch."""

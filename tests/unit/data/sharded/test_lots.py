@@ -46,20 +46,15 @@ MOST_BARREN = 40
 
 def read(sizes: list[int], place: Place, size: int) -> tuple[list[Sample], WindowFound]:
     """What a stream gives, of shards that have so many samples; a mark is a number in a shard."""
-    first = place.shards[0]
-    ahead = [
-        (shard, n)
-        for shard in place.shards
-        for n in range((place.mark or 0) if shard == first else 0, sizes[shard])
-    ]
-    end = place.skip + size
-    samples = ahead[place.skip : end]
-    if len(samples) < size:
-        return samples, WindowFound(len(samples), 0, None)
+    ahead = [(shard, n) for shard in place.shards for n in range(sizes[shard])]
+    ahead = ahead[(place.mark or 0) + place.skip :]
+    if len(ahead) < size:
+        return ahead, WindowFound(len(ahead), 0, None)
     if not size:
         return [], WindowFound(0, len(place.shards), place.mark)
-    shard, number = ahead[end - 1]
-    return samples, WindowFound(size, len(place.shards) - place.shards.index(shard), number + 1)
+    shard, number = ahead[size - 1]
+    left = len(place.shards) - place.shards.index(shard)
+    return ahead[:size], WindowFound(size, left, number + 1)
 
 
 @dataclass
@@ -82,10 +77,8 @@ class Played:
 def play(sizes: list[int], lot: Lot, ranks: int = 1, batches: list[int] | None = None) -> Played:
     """Plays from the beginning of an epoch to its end; each lot may have another batch size."""
     played = Played(lot)
-    sizes_of_batches = cycle(batches or [lot.rules.batch])
-    while played.barren < MOST_BARREN:
-        lot = replace(lot, rules=replace(lot.rules, batch=next(sizes_of_batches)))
-        lot = Lot.of_text(lot.text)
+    for size in cycle(batches or [lot.rules.batch]):
+        lot = Lot.of_text(replace(lot, rules=replace(lot.rules, batch=size)).text)
         assert lot.before == sum(map(len, played.steps)) <= sum(sizes)
         windows = [read(sizes, *pair) for pair in zip(lot.places, lot.sizes, strict=True)]
         settled = settle(lot, [found for _, found in windows])
@@ -93,13 +86,13 @@ def play(sizes: list[int], lot: Lot, ranks: int = 1, batches: list[int] | None =
         for step in range(settled.steps):
             slots = shared(order, step, ranks)
             played.steps.append([windows[stream][0][number] for stream, number in slots])
-            played.batches.append(lot.rules.batch)
+            played.batches.append(size)
         played.barren += not settled.steps
-        lot = settled.next
+        assert played.barren < MOST_BARREN, "an epoch must end"
+        played.next = lot = settled.next
         if settled.last:
-            played.next = lot
-            return played
-    raise AssertionError(f"{MOST_BARREN} lots without a step")
+            break
+    return played
 
 
 def shared(order: LotOrder, step: int, ranks: int) -> list[tuple[int, int]]:
@@ -233,9 +226,14 @@ def lot_of(*places: Place, given: int = 9, growth: int = 1) -> Lot:
     return Lot(0, 3, 100, EpochRules(9, 4, 3, 0, 0), given, 2, growth, places)
 
 
+def over(total: int) -> WindowFound:
+    """So many samples, after which the stream has no more shards."""
+    return WindowFound(total, 0, None)
+
+
 def test_a_window_that_was_trimmed_goes_on_where_it_ended() -> None:
     lot = lot_of(Place((5, 6), 7, 2), Place((3,)), Place((8,), 1))
-    settled = settle(lot, [WindowFound(22, 1, 4), WindowFound(3, 0, None), WindowFound(5, 1, 6)])
+    settled = settle(lot, [WindowFound(22, 1, 4), over(3), WindowFound(5, 1, 6)])
     assert settled.counts == (22, 3, 5)
     assert settled.used == (20, 3, 5)  # from the longest: the fewest samples are read again
     assert (settled.steps, settled.last) == (7, False)
@@ -247,13 +245,13 @@ def test_a_window_that_was_trimmed_goes_on_where_it_ended() -> None:
 
 def test_a_window_of_which_nothing_counts_begins_again() -> None:
     lot = lot_of(Place((5,), 7, 2), Place((3,), 2))
-    settled = settle(lot, [WindowFound(1, 0, None), WindowFound(2, 1, 4)])
+    settled = settle(lot, [over(1), WindowFound(2, 1, 4)])
     assert (settled.used, settled.steps, settled.last) == ((0, 0), 0, False)
     assert settled.next == replace(lot, number=4, growth=2)
     # It grows until there is a step.
-    again = settle(replace(settled.next, growth=8), [WindowFound(1, 0, None), WindowFound(2, 1, 4)])
+    again = settle(replace(settled.next, growth=8), [over(1), WindowFound(2, 1, 4)])
     assert again.next.growth == 16
-    step = settle(again.next, [WindowFound(1, 0, None), WindowFound(5, 1, 9)])
+    step = settle(again.next, [over(1), WindowFound(5, 1, 9)])
     assert (step.used, step.next.growth) == ((1, 3), 1)
 
 
@@ -267,14 +265,12 @@ def test_a_stream_that_is_asked_for_nothing_stays_where_it_is() -> None:
 
 
 def test_the_last_step_has_what_is_left() -> None:
-    settled = settle(
-        lot_of(Place((5,)), Place((3,))), [WindowFound(5, 0, None), WindowFound(2, 0, None)]
-    )
+    settled = settle(lot_of(Place((5,)), Place((3,))), [over(5), over(2)])
     assert (settled.used, settled.steps, settled.last) == ((5, 2), 2, True)
     # A shard that may not be over, or was not given yet, makes it another lot.
     for dealt, left in ((9, 1), (8, 0)):
         lot = lot_of(Place((5,)), Place((3,)), given=dealt)
-        settled = settle(lot, [WindowFound(5, left, 5), WindowFound(2, 0, None)])
+        settled = settle(lot, [WindowFound(5, left, 5), over(2)])
         assert (settled.used, settled.steps, settled.last) == ((2, 2), 1, False)
 
 
@@ -283,14 +279,14 @@ def test_streams_get_shards_in_turn_and_several_of_small_ones() -> None:
     lot = begin_epoch(rules, 0)
     assert [place.shards for place in lot.places] == [(0, 2), (1, 3)]
     # Four shards had two samples each; a window has 32, so that it takes 16 of them, and two more.
-    after = settle(lot, [WindowFound(4, 0, None), WindowFound(4, 0, None)]).next
+    after = settle(lot, [over(4), over(4)]).next
     assert (after.given, after.ended) == (40, 4)
     assert [place.shards for place in after.places] == [(*range(n, 40, 2),) for n in (4, 5)]
 
 
 def test_a_stream_that_is_over_gets_the_last_shard() -> None:
     lot = lot_of(Place((5,)), Place((3,)), given=8)
-    after = settle(lot, [WindowFound(5, 1, 4), WindowFound(3, 0, None)]).next
+    after = settle(lot, [WindowFound(5, 1, 4), over(3)]).next
     assert after.given == 9
     assert after.places == (Place((5,), 4), Place((8,)))
 

@@ -140,23 +140,15 @@ def test_a_key_that_comes_back_is_another_sample(tmp_path: Path) -> None:
 
 
 def test_folders_links_hidden_files_and_names_without_a_dot_are_no_samples(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
+    path, no_files = tmp_path / "a.tar", {"d.ir": tarfile.DIRTYPE, "z.dir": tarfile.DIRTYPE}
+    no_files |= {"d.ir/a.link": tarfile.SYMTYPE, "d.ir/a.same": tarfile.LNKTYPE}
+    no_files |= {"d.ir/a.pipe": tarfile.FIFOTYPE}
+    names = ["d.ir", "d.ir/.hidden.txt", "d.ir/a.txt", "d.ir/README", "d.ir/a.link", "d.ir/a.same"]
     with tarfile.open(path, "w") as made:
-        for name, kind in [
-            ("d.ir", tarfile.DIRTYPE),
-            ("d.ir/.hidden.txt", tarfile.REGTYPE),
-            ("d.ir/a.txt", tarfile.REGTYPE),
-            ("d.ir/README", tarfile.REGTYPE),
-            ("d.ir/a.link", tarfile.SYMTYPE),
-            ("d.ir/a.same", tarfile.LNKTYPE),
-            ("d.ir/a.pipe", tarfile.FIFOTYPE),
-            ("d.ir/a.cls", tarfile.REGTYPE),
-            ("._a.txt", tarfile.REGTYPE),
-            ("b.txt", tarfile.REGTYPE),
-            ("z.dir", tarfile.DIRTYPE),
-        ]:
+        for name in [*names, "d.ir/a.pipe", "d.ir/a.cls", "._a.txt", "b.txt", "z.dir"]:
             member = tarfile.TarInfo(name)
-            member.type, member.size = kind, 1 if kind == tarfile.REGTYPE else 0
+            member.type = no_files.get(name, tarfile.REGTYPE)
+            member.size = int(name not in no_files)
             made.addfile(member, io.BytesIO(b"1"))
     assert samples_from_every_mark(lambda mark: TarReader(path, mark)) == [
         {"__key__": "d.ir/a", "txt": b"1", "cls": b"1"},
@@ -215,13 +207,10 @@ def test_parquet_goes_on_from_every_mark(tmp_path: Path, groups: list[int]) -> N
     assert samples_from_every_mark(lambda mark: ParquetReader(path, mark)) == rows
 
 
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = parquet(tmp_path / "a.parquet", ROWS, [150])
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match="pip install pyarrow"):
-        ParquetReader(path)
+        ParquetReader("a.parquet")
 
 
 @pytest.mark.parametrize("kind", [list, iter, tuple])
@@ -267,8 +256,7 @@ def test_a_mark_is_what_was_saved_not_what_the_iterable_changes_later() -> None:
     reader = IterableReader(Stateful())
     next(reader)
     mark = reader.mark()
-    list(reader)
-    assert list(IterableReader(Stateful(), mark)) == [1, 2, 3, 4, 5, 6]
+    assert list(reader) == list(IterableReader(Stateful(), mark)) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_state_that_is_only_there_after_the_first_sample_will_do() -> None:
@@ -457,18 +445,6 @@ def test_files_of_any_format_in_windows_of_any_size(
     assert descriptors() == before
 
 
-def test_a_shard_is_kept_open_from_window_to_window() -> None:
-    begun = []
-
-    def read(shard: int) -> Iterator[int]:
-        begun.append(shard)
-        yield from range(10)
-
-    reader = WindowReader([0], read)
-    assert all_of(reader, Place((0,)), 3) == [*range(10)]
-    assert begun == [0]
-
-
 def test_of_too_many_open_shards_those_unused_for_longest_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +498,7 @@ KEYS = [("a", 2560), ("b", 3584), ("c", 5632)]  # and where they end
 
 def test_a_tar_that_is_cut_anywhere_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
+    first = {"__key__": "a", "x": b"1" * 700, "y": b"2" * 512}
     for cut in sorted({*range(0, 5633, 100), *BOUNDARIES, *(n + 1 for n in BOUNDARIES[:-1])}):
         path.write_bytes(TAR[:cut])
         samples, words = broken(path, "tar")
@@ -529,11 +506,7 @@ def test_a_tar_that_is_cut_anywhere_is_broken(tmp_path: Path) -> None:
         # A sample is over once the next file has begun; what is given is whole.
         given = [key for key, end in KEYS if end + 512 <= cut]
         assert [sample["__key__"] for sample in samples] == given, cut
-        assert given[:1] != ["a"] or samples[0] == {
-            "__key__": "a",
-            "x": b"1" * 700,
-            "y": b"2" * 512,
-        }
+        assert samples[:1] in ([], [first])
 
 
 @pytest.mark.parametrize("start", BOUNDARIES)
@@ -624,7 +597,7 @@ def test_parquet_that_is_cut_is_broken(tmp_path: Path) -> None:
 
 
 def raises_at_once(_: object) -> Sequence[int]:
-    raise ValueError("no such thing")
+    raise ValueError("no\n  such thing")
 
 
 def raises_later(_: object) -> Iterator[int]:
@@ -721,16 +694,6 @@ def test_what_is_compressed_is_unpacked_also_with_a_signature_behind_its_name() 
         file.write(gzip.compress(b"1\n2\n"))
     assert format_of(url) == "jsonl"
     assert all_of(WindowReader([url], "jsonl"), Place((0,)), 5) == [b"1\n", b"2\n"]
-
-
-def test_an_error_of_several_lines_is_told_in_one() -> None:
-    def read(_: object) -> Iterator[int]:
-        raise ValueError("a\n  b")
-        yield 1
-
-    with pytest.raises(BrokenShard, match="ValueError: a b") as caught:
-        WindowReader(["x"], read).window(Place((0,)), 1)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_window_of_nothing_leaves_all_as_it_is() -> None:

@@ -195,14 +195,8 @@ def test_forgotten_steps_do_not_come_and_reads_do() -> None:
     add_steps(queue, range(5))
     queue.forget_steps()
     assert short(taken(queue, 4)) == [[0], [1], None, None]
-    add_steps(queue, [9])
-    assert short(taken(queue, 1)) == [9]
-
-
-def test_nothing_comes_once_all_is_forgotten() -> None:
-    queue = TaskQueue(2)
     queue.read(windows(2), steps=10)
-    add_steps(queue, range(5))
+    add_steps(queue, [9])
     queue.clear()
     assert taken(queue, 4) == [None] * 4
 
@@ -235,14 +229,9 @@ def work(*shards: list[Any], decode: Any = None, collate: Any = None) -> ShardWo
     return ShardWork(shards, Shards(), decode, collate)
 
 
-def read(windows: list[WindowKey], keep_from: tuple[int, int] = (0, 0)) -> ReadTask:
-    """A task that reads them."""
-    return ReadTask(windows, keep_from)
-
-
 def test_a_read_gives_the_windows_with_their_samples() -> None:
     keys = [WindowKey(0, 0, 0, Place((1, 0)), 3), WindowKey(0, 0, 1, Place((2,), 1, 1), 5)]
-    given = work([10, 11], [20, 21], [30, 31, 32, 33])[read(keys)].windows
+    given = work([10, 11], [20, 21], [30, 31, 32, 33])[ReadTask(keys, (0, 0))].windows
     assert given == [
         (keys[0], HeldWindow([20, 21, 10], None, 0, [Run(1, 2), Run(0, 1)], WindowFound(3, 1, 1))),
         (keys[1], HeldWindow([32, 33], None, 0, [Run(2, 2)], WindowFound(2, 0, None))),
@@ -264,7 +253,7 @@ def test_a_window_that_cannot_be_read_does_not_keep_others_from_it(
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
     keys = windows(4)
-    given = dict(work(["broken"], [1], ["unreachable"], [2])[read(keys)].windows)
+    given = dict(work(["broken"], [1], ["unreachable"], [2])[ReadTask(keys, (0, 0))].windows)
     assert [given[keys[n]].samples for n in (1, 3)] == [[1], [2]]
     broken, unreachable = given[keys[0]], given[keys[2]]
     assert isinstance(broken, ReadFailure)
