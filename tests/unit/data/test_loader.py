@@ -1,26 +1,34 @@
-"""Loaders: which batches they give, also of iterable data, and what is refused."""
+"""Loaders: which batches they give, also of iterable data, what is refused; random numbers."""
 
 from __future__ import annotations
 
-import itertools
-import json
+import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 import elastic_runtime as elastic
+from elastic_runtime.data import sample_seeds
 from elastic_runtime.data.loader import loader
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
-from tests.unit.data.play import Life, train, world_of
+from tests.unit.data.play import Life, played, world_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from elastic_runtime.data.stream import StreamLoader
     from tests.unit.data.play import Step
@@ -88,7 +96,7 @@ STREAMED: dict[str, Any] = {"dataset": Numbers(3), "at_least_once": True, "batch
         (STREAMED | {"drop_last": True}, "leaves drop_last"),
         (STREAMED | {"batch_size": 1}, "batch= is an older name"),
         ({"dataset": Numbers(3)}, "no numbered samples"),
-        *(({"dataset": no, "sampler": sampler()}, "at_least_once") for no in (Numbers(8), Foreign())),
+        *((NUMBERED | {"dataset": no}, "at_least_once") for no in (Numbers(8), Foreign())),
     ],
 )
 def test_what_does_not_fit_together_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -107,17 +115,13 @@ def stream(size: int, batch: int, rank: int = 0, world: int = 1) -> StreamLoader
 
 def play(size: int, batch: int, lives: list[Life], epochs: int) -> list[Step]:
     """Goes through lives until done; the samples of each global batch, sorted."""
-    position = ""
-    done: list[Step] = []
-    for life in itertools.cycle(lives):
-        ranks = [stream(size, batch, rank, life.world) for rank in range(life.world)]
-        for rank in ranks if position else []:
-            rank.load_state_dict(json.loads(position))
-        done += [sorted(step) for step in train(ranks, ranks, life, epochs)]
-        (position,) = {json.dumps(rank.state_dict()) for rank in ranks}
-        if ranks[0].epoch >= epochs:
-            break
-    return done
+    steps = played(lives, epochs, lambda rank, world, _: stream(size, batch, rank, world), itself)
+    return [sorted(step) for step in steps]
+
+
+def itself(stream: StreamLoader) -> StreamLoader:
+    """It is a loader itself."""
+    return stream
 
 
 @given(
@@ -239,3 +243,96 @@ def test_batches_are_not_skipped(two_ranks: None, workers: int) -> None:
     with pytest.raises(UsageError, match="the sampler begins where the job is"):
         next(iter(skip_first_batches(loader, 2)))
     assert len(next(iter(skip_first_batches(loader, 0)))) == 8
+
+
+# The random numbers of a sample are its own, whoever loads it
+
+
+class Noise(Dataset[tuple[int, int]]):
+    """Gives the number of each sample and the seed of its random numbers."""
+
+    def __init__(self, size: int = 12) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, elastic.sample_rng(index).initial_seed()
+
+
+def drawn(batches: Iterable[Any]) -> dict[int, int]:
+    """The seed of each sample."""
+    return {
+        index: seed
+        for numbers, noise in batches
+        for index, seed in zip(numbers.tolist(), noise.tolist(), strict=True)
+    }
+
+
+def loader_of(data: Dataset[Any], world: int = 1, rank: int = 0, **options: Any) -> DataLoader[Any]:
+    sampler = ElasticBatchSampler(
+        len(data), 5, **{"seed": 3, "rank": rank, "world": world, **options}
+    )
+    return DataLoader(data, batch_sampler=sampler)
+
+
+def test_the_world_makes_no_difference() -> None:
+    alone = drawn(loader_of(Noise()))
+    assert len(set(alone.values())) == 12
+    for world in (2, 3):
+        parts = [drawn(loader_of(Noise(), world, rank)) for rank in range(world)]
+        together = {key: value for part in parts for key, value in part.items()}
+        assert together == alone
+
+
+def test_epochs_and_seeds_make_a_difference() -> None:
+    loaders = [loader_of(Noise()), loader_of(Noise(), seed=4), loader_of(Noise())]
+    loaders[2].batch_sampler.epoch = 1  # type: ignore[union-attr]
+    values = [value for loader in loaders for value in drawn(loader).values()]
+    assert len(set(values)) == 36
+
+
+def test_data_sets_within_data_sets_know_the_epoch_too() -> None:
+    """A Subset asks with numbers of its own, and not one after the other."""
+    inner = Subset(Subset(Noise(30), range(10, 30)), range(2, 14))
+    assert drawn(loader_of(inner)) == {
+        index: elastic.sample_rng(index, seed=3, epoch=0).initial_seed() for index in range(12, 24)
+    }
+    both = ConcatDataset([Noise(4), Noise(6)])
+    assert drawn(loader_of(both)).keys() == set(range(6))
+
+
+def test_two_loaders_in_turns_keep_their_seeds() -> None:
+    one, other = loader_of(Noise(), seed=1), loader_of(Noise(), seed=2)
+    pairs = list(zip(one, other, strict=True))
+    assert drawn(pair[0] for pair in pairs) == drawn(one)
+    assert drawn(pair[1] for pair in pairs) == drawn(other)
+
+
+def test_where_a_batch_arrives_its_moment_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = next(iter(ElasticBatchSampler(12, 4, seed=8, rank=0, world=1)))
+    assert isinstance(batch, sample_seeds.Batch)
+    sent = pickle.dumps(batch)
+    monkeypatch.setattr(sample_seeds, "_present", None)
+    assert pickle.loads(sent) == batch
+    expected = elastic.sample_rng(2, seed=8, epoch=0)
+    assert elastic.sample_rng(2).initial_seed() == expected.initial_seed()
+
+
+def test_numbers_of_any_kind_name_the_same_sample() -> None:
+    for index in (0, numpy.int32(0), torch.tensor(0)):
+        # A run that is resumed with a later version must see the same augmentation.
+        assert elastic.sample_rng(index, seed=0, epoch=0).initial_seed() == 2602329642018764132
+
+
+def test_without_a_batch_the_epoch_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_seeds, "_present", None)
+    for known in ({}, {"seed": 1}, {"epoch": 1}):
+        with pytest.raises(UsageError, match="give it seed= and epoch="):
+            elastic.sample_rng(3, **known)
+
+
+def test_a_name_is_no_number() -> None:
+    with pytest.raises(UsageError, match="needs a whole number, not 'cat"):
+        elastic.sample_rng("cat.png", seed=0, epoch=0)  # type: ignore[arg-type]

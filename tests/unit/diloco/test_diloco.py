@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ProgressFile
 from elastic_runtime.worker.context import context
@@ -241,27 +242,11 @@ def test_a_training_that_has_diverged_on_all_ranks_ends() -> None:
 # What moves with inner steps, and the end of training
 
 
-class Count:
-    """Something that moves with each step."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def commit(self) -> None:
-        self.steps += 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps = state["steps"]
-
-
 def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int, str]:
     """What a rank says of itself after each inner step, and after a last sync."""
     launcher = Launcher()
-    count = Count()
-    job = Job(parts={"count": count}, sync_every=4, fragments=fragments)
+    sampler = ElasticBatchSampler(64, 2)
+    job = Job(parts={"sampler": sampler}, sync_every=4, fragments=fragments)
     # In place of the file that an agent makes.
     context()._progress = published = ProgressFile("")
     found: list[Any] = []
@@ -271,7 +256,7 @@ def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int,
         for _ in range(steps):
             synced = job.step(world)
             inner = job.diloco.inner_steps
-            found.append((synced, inner, published.kept[1], job.state.step, count.steps))
+            found.append((synced, inner, published.kept[1], job.state.step, sampler.cursor))
         said = repr(job.diloco)
         for _ in range(2):
             job.diloco.sync()
@@ -284,12 +269,12 @@ def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int,
 
 def test_a_rank_counts_its_inner_steps_and_samplers_move_with_them() -> None:
     found = [
-        (False, 1, 1, 0, 1),
-        (False, 2, 2, 0, 2),
-        (False, 3, 3, 0, 3),
-        (True, 0, 4, 1, 4),  # what is told of them is told of step 0
-        (False, 1, 1, 1, 5),
-        (False, 2, 2, 1, 6),
+        (False, 1, 1, 0, 2),
+        (False, 2, 2, 0, 4),
+        (False, 3, 3, 0, 6),
+        (True, 0, 4, 1, 8),  # what is told of them is told of step 0
+        (False, 1, 1, 1, 10),
+        (False, 2, 2, 1, 12),
     ]
     said = "DiLoCo(inner step 2 of 4, after 1 syncs)"
     # The last inner steps count by a sync more; a second one has nothing to do.

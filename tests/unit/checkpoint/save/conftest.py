@@ -12,15 +12,17 @@ from elastic_runtime.errors import CheckpointFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     # All events of a name.
     Said = Callable[[str], list[str]]
 
 
 class Disk:
-    """A disk that can be held up, and can fail."""
+    """A disk with a directory for checkpoints, that can be held up, and can fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.reached = threading.Semaphore(0)
         self.open = threading.Event()
         self.fails = False
@@ -34,8 +36,8 @@ class Disk:
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    found = Disk()
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk(tmp_path)
     durable = local_storage.LocalWriter.sync
 
     def sync(writer: local_storage.LocalWriter) -> None:

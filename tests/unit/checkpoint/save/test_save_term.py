@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest, set_aside
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.save.save_term import SaveTerm
 from elastic_runtime.checkpoint.storage import local_storage
@@ -21,8 +21,6 @@ from tests.ranks import entries_of, saves
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.unit.checkpoint.save.conftest import Said
 
 
 ENTRIES = ["model", "optim"]
@@ -94,21 +92,6 @@ def test_a_committed_step_is_found_until_the_job_goes_back(tmp_path: Path) -> No
     assert term.find_committed(6) is None
     term.go_back()
     assert term.find_committed(5) is None
-
-
-def test_what_is_newer_than_the_state_that_was_resumed_is_set_aside(
-    tmp_path: Path, said: Said
-) -> None:
-    earlier = term_in(tmp_path)
-    for step in (5, 6):
-        commit(tmp_path, earlier.create(step, ENTRIES))
-    term = term_in(tmp_path)
-    term.resume_from(CheckpointId(1, 5))
-    assert term.base == CheckpointId(1, 5)
-    assert term.acquire(ENTRIES) == 2
-    assert set_aside(entries_of(tmp_path)) == [CheckpointId(1, 6)]
-    (told,) = said("set_aside")
-    assert "continued from step-5.term-1" in told
 
 
 def test_memory_that_others_gave_needs_a_newer_term(tmp_path: Path) -> None:

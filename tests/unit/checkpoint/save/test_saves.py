@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,8 +39,8 @@ def under_way(ckpt: Checkpointer) -> Any:
     return flight
 
 
-def test_the_end_says_that_the_last_saves_failed(tmp_path: Path, disk: Disk, said: Said) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
+def test_the_end_says_that_the_last_saves_failed(disk: Disk, said: Said) -> None:
+    ckpt = Checkpointer(disk.path, {"a": 1}, every=1)
     ckpt.step()
     ckpt.wait()
     disk.fails = True
@@ -54,7 +52,7 @@ def test_the_end_says_that_the_last_saves_failed(tmp_path: Path, disk: Disk, sai
     [end] = said("ends_unsaved")
     assert "training ends at step 3 and only step 1 is saved: the last save failed" in end
     disk.fails = False
-    again = Checkpointer(tmp_path, {"a": 1}, every=1)
+    again = Checkpointer(disk.path, {"a": 1}, every=1)
     again.resume()
     again.step()
     again.close()
@@ -63,10 +61,10 @@ def test_the_end_says_that_the_last_saves_failed(tmp_path: Path, disk: Disk, sai
 
 @pytest.mark.parametrize("every", [1, "10ms"])
 def test_training_does_not_wait_for_a_save_that_does_not_end(
-    tmp_path: Path, disk: Disk, said: Said, every: int | str, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, said: Said, every: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_scheduler, "PREVIOUS_SAVE_TIMEOUT", 0.1)
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every=every)
+    ckpt = Checkpointer(disk.path, {"a": 1}, every=every)
     disk.open.clear()
     until = time.monotonic() + 60.0
 
@@ -85,14 +83,14 @@ def test_training_does_not_wait_for_a_save_that_does_not_end(
     put_off = ckpt.steps
     train_until(lambda: ckpt.saved_step > put_off)
     ckpt.close()
-    assert f"step-{saved}.term-1" in saves(tmp_path)
+    assert f"step-{saved}.term-1" in saves(disk.path)
     assert not said("save_failed")
 
 
 def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
-    tmp_path: Path, disk: Disk, said: Said
+    disk: Disk, said: Said
 ) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every="2 steps", keep=1, on_save_error="raise")
+    ckpt = Checkpointer(disk.path, {"a": 1}, every="2 steps", keep=1, on_save_error="raise")
     ckpt.step()
     ckpt.step()
     ckpt.wait()
@@ -103,21 +101,21 @@ def test_a_failure_is_heard_at_the_next_step_and_older_checkpoints_stay(
     with pytest.raises(CheckpointError, match="on fire"):
         ckpt.step()
     assert ckpt.saved_step == 2
-    assert saves(tmp_path) == ["step-2.term-1"]
+    assert saves(disk.path) == ["step-2.term-1"]
     assert said("save_failed")
     disk.fails = False
     ckpt.step()  # goes on, for a program that can live without the one
     ckpt.save()
     ckpt.close()
-    assert saves(tmp_path) == ["step-6.term-2"], "the name of one that failed is not used again"
+    assert saves(disk.path) == ["step-6.term-2"], "the name of one that failed is not used again"
 
 
 @pytest.mark.parametrize("call", ["wait", "close"])
 def test_a_failure_is_heard_by_whoever_waits(
-    tmp_path: Path, disk: Disk, call: str, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_executor, "LAST_SAVE_RETRY_PAUSES", (0.0, 0.0))
-    ckpt = Checkpointer(tmp_path, {"a": 1})
+    ckpt = Checkpointer(disk.path, {"a": 1})
     disk.fails = True
     ckpt.save()
     ckpt.steps += 1
@@ -125,28 +123,26 @@ def test_a_failure_is_heard_by_whoever_waits(
         getattr(ckpt, call)()
     disk.fails = False
     ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-1.term-4"]
+    assert saves(disk.path) == ["step-1.term-4"]
 
 
-def test_a_synchronous_save_makes_up_for_one_that_failed(tmp_path: Path, disk: Disk) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1})
+def test_a_synchronous_save_makes_up_for_one_that_failed(disk: Disk) -> None:
+    ckpt = Checkpointer(disk.path, {"a": 1})
     disk.fails = True
     ckpt.save()
     assert under_way(ckpt).task._ended.wait(60)
     disk.fails = False
     ckpt.save(sync=True)  # of the same step
-    assert saves(tmp_path) == ["step-0.term-2"]
+    assert saves(disk.path) == ["step-0.term-2"]
 
 
 # Saves in the background, with one rank: what training waits for, and what it hears
 
 
-def test_training_goes_on_meanwhile_and_the_saved_state_is_that_of_its_step(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_training_goes_on_meanwhile_and_the_saved_state_is_that_of_its_step(disk: Disk) -> None:
     model = nn.Linear(3, 3)
     entries: dict[str, Any] = {"model": model, "loss": 1.0}
-    ckpt = Checkpointer(tmp_path, entries)
+    ckpt = Checkpointer(disk.path, entries)
     before = model.weight.detach().clone()
     ckpt.steps = 1
     disk.hold_up(ckpt.save)
@@ -158,23 +154,21 @@ def test_training_goes_on_meanwhile_and_the_saved_state_is_that_of_its_step(
     disk.open.set()
     ckpt.wait()
     assert ckpt.saved_step == 1
-    assert Checkpointer(tmp_path, entries).resume() == 1
+    assert Checkpointer(disk.path, entries).resume() == 1
     assert torch.equal(model.weight, before)
     assert entries["loss"] == 1.0
 
 
-def test_a_synchronous_save_of_the_same_step_waits_for_the_one_under_way(
-    tmp_path: Path, disk: Disk
-) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1})
+def test_a_synchronous_save_of_the_same_step_waits_for_the_one_under_way(disk: Disk) -> None:
+    ckpt = Checkpointer(disk.path, {"a": 1})
     disk.hold_up(ckpt.save)
     disk.open.set()
     ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-0.term-1"]
+    assert saves(disk.path) == ["step-0.term-1"]
 
 
-def test_one_save_at_a_time(tmp_path: Path, disk: Disk) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
+def test_one_save_at_a_time(disk: Disk) -> None:
+    ckpt = Checkpointer(disk.path, {"a": 1}, every=1)
     disk.hold_up(ckpt.step)
     beside = threading.Thread(target=ckpt.step)
     beside.start()
@@ -183,16 +177,16 @@ def test_one_save_at_a_time(tmp_path: Path, disk: Disk) -> None:
     disk.open.set()
     beside.join(60)
     ckpt.close()
-    assert saves(tmp_path) == ["step-1.term-1", "step-2.term-1"]
+    assert saves(disk.path) == ["step-1.term-1", "step-2.term-1"]
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["due", "asked for"])
 def test_a_save_that_was_given_up_and_does_not_end_is_left_behind(
-    tmp_path: Path, disk: Disk, asked: bool, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_executor, "ABANDONED_SAVE_TIMEOUT", 0.1)
     monkeypatch.setattr(save_scheduler, "PREVIOUS_SAVE_TIMEOUT", 0.1)
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1)
+    ckpt = Checkpointer(disk.path, {"a": 1}, every=1)
     disk.hold_up(ckpt.step)
     stuck = under_way(ckpt)
     assert ckpt._executor.enter(None), "the world has changed"
@@ -263,10 +257,10 @@ def test_what_is_left_behind_takes_nothing_from_the_same_step_saved_again(
 
 
 def test_a_snapshot_does_not_wait_for_what_is_left_behind(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_executor, "ABANDONED_SAVE_TIMEOUT", 0.1)
-    ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)}, every="1h", snapshot_every="1s")
+    ckpt = Checkpointer(disk.path, {"a": torch.zeros(8)}, every="1h", snapshot_every="1s")
     ckpt.steps = 1
     disk.hold_up(ckpt.save)
     ckpt._executor.enter(None)
@@ -305,32 +299,6 @@ def test_synchronous_saves_take_no_memory(tmp_path: Path) -> None:
     ckpt.step()
     assert saves(tmp_path) == ["step-1.term-1"]
     assert ckpt._executor._memory.image is None
-
-
-_FORGETFUL = """
-import sys, time, torch
-from elastic_runtime import Checkpointer
-from elastic_runtime.checkpoint.storage import local_storage
-
-durable = local_storage.LocalWriter.sync
-def slowly(writer):
-    time.sleep(0.2)  # until the program is over
-    durable(writer)
-local_storage.LocalWriter.sync = slowly
-
-ckpt = Checkpointer(sys.argv[1], {"model": torch.nn.Linear(300, 300)})
-ckpt.save()
-"""
-
-
-def test_a_program_that_just_ends_has_its_last_save_finished(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-c", _FORGETFUL, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        check=True,
-    )
-    assert Checkpointer(tmp_path, {"model": nn.Linear(300, 300)}).resume() == 0
-    assert (tmp_path / "step-0.term-1" / "MANIFEST.json").exists()
 
 
 # One save: what it leaves when it fails, and what it clears up when it succeeds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -25,11 +24,11 @@ from elastic_runtime.checkpoint.save.staging import (
     matches,
     of_tensor,
 )
-from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
 from elastic_runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 TENSORS = [
@@ -157,31 +156,24 @@ def test_optimizers_wait_for_the_copies_and_nothing_else_does(
 WHICH = CheckpointId(1, 2)
 
 
-class Recorded(LocalStorage):
-    """A directory that notes how many bytes each write has, and in how many buffers."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.writes: list[tuple[int, int]] = []
-
-    @contextmanager
-    def writer(self, which: CheckpointId, name: str, size: int) -> Iterator[Any]:
-        with super().writer(which, name, size) as out:
-            write = out.write
-
-            def noted(buffers: Any) -> None:
-                self.writes.append((sum(one.nbytes for one in buffers), len(buffers)))
-                write(buffers)
-
-            out.write = noted  # type: ignore[method-assign]
-            yield out
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    made = LocalStorage(tmp_path)
+    assert made.create(WHICH)
+    return made
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Recorded:
-    made = Recorded(tmp_path)
-    assert made.create(WHICH)
-    return made
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many bytes each write has had, and in how many buffers."""
+    found, write = list[tuple[int, int]](), LocalWriter.write
+
+    def noted(out: LocalWriter, buffers: Any) -> None:
+        found.append((sum(one.nbytes for one in buffers), len(buffers)))
+        write(out, buffers)
+
+    monkeypatch.setattr(LocalWriter, "write", noted)
+    return found
 
 
 def written(storage: LocalStorage, parts: list[list[bytes]], *, alone: bool) -> FileRecord:
@@ -191,7 +183,9 @@ def written(storage: LocalStorage, parts: list[list[bytes]], *, alone: bool) -> 
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_parts_are_recorded_with_their_places_and_checksums(storage: Recorded, alone: bool) -> None:
+def test_parts_are_recorded_with_their_places_and_checksums(
+    storage: LocalStorage, writes: list[tuple[int, int]], alone: bool
+) -> None:
     contents = [os.urandom(WRITE_SIZE + 5), b"abc", os.urandom(70), os.urandom(2 * WRITE_SIZE)]
     record = written(storage, [[one[:3], one[3:]] for one in contents], alone=alone)
     whole = b"".join(contents)
@@ -202,27 +196,31 @@ def test_parts_are_recorded_with_their_places_and_checksums(storage: Recorded, a
         sum(map(len, contents[:number])) for number in range(len(contents))
     ]
     assert {part.data for part in record.parts} == {1}
-    assert max(size for size, _ in storage.writes) == WRITE_SIZE
+    assert max(size for size, _ in writes) == WRITE_SIZE
 
 
-def test_small_parts_share_a_write_as_far_as_the_kernel_takes_them(storage: Recorded) -> None:
+def test_small_parts_share_a_write_as_far_as_the_kernel_takes_them(
+    storage: LocalStorage, writes: list[tuple[int, int]]
+) -> None:
     count = file_writer._MOST_VIEWS + 10
     record = written(storage, [[b"x"]] * count, alone=False)
-    assert [buffers for _, buffers in storage.writes] == [file_writer._MOST_VIEWS, 10]
+    assert [buffers for _, buffers in writes] == [file_writer._MOST_VIEWS, 10]
     assert len(record.parts) == count
 
 
-def test_a_file_that_is_not_wanted_any_more_is_given_up(storage: Recorded) -> None:
+def test_a_file_that_is_not_wanted_any_more_is_given_up(
+    storage: LocalStorage, writes: list[tuple[int, int]]
+) -> None:
     def stop(count: int) -> None:
         raise KeyError(count)
 
     source = PartBytes((memoryview(bytes(10)),))
     with pytest.raises(KeyError, match="10"):
         write_file(storage, WHICH, "it", 10, [source], alone=False, advance=stop)
-    assert storage.writes == []
+    assert writes == []
 
 
-def test_a_record_travels_with_its_parts(storage: Recorded) -> None:
+def test_a_record_travels_with_its_parts(storage: LocalStorage) -> None:
     record = written(storage, [[b"head", b"raw"], [b"more"]], alone=False)
     again = with_parts(section(record))
     assert (again.name, again.bytes, again.crc32c) == (record.name, record.bytes, record.crc32c)

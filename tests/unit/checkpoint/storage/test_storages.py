@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +20,7 @@ from elastic_runtime.errors import (
     DamagedCheckpoint,
     Superseded,
 )
+from tests.ranks import run_ranks
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
@@ -245,35 +244,21 @@ def test_a_save_that_cannot_fit_does_not_begin(tmp_path: Path) -> None:
     assert storage.sizes(which) == {}
 
 
-_FILL = """
-import sys
-from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.checkpoint.format.manifest import CheckpointId
-from elastic_runtime.errors import CheckpointError
-storage, which = LocalStorage(sys.argv[1]), CheckpointId(1, 1)
-storage.create(which)
-try:
+def _fill(path: str) -> None:
+    """A limit on the size of files fails at the same place as a disk without space."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    storage, which = LocalStorage(path), CheckpointId(1, 1)
+    storage.create(which)
     with storage.writer(which, "file", 1 << 20) as out:
         for _ in range(64):
             out.write([memoryview(bytes(1 << 16))])
-except CheckpointError as error:
-    print(error)
-"""
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
-    # A limit on the size of files fails at the same place as a disk without space.
-    done = subprocess.run(
-        [sys.executable, "-c", _FILL, str(tmp_path)],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
-    assert done.stdout == (
+    (outcome,) = run_ranks(1, _fill, str(tmp_path))
+    assert outcome.text == (
         f"cannot save to {tmp_path}/step-1.term-1/file: File too large; "
-        "raise the limit on file sizes (ulimit -f)\n"
+        "raise the limit on file sizes (ulimit -f)"
     )
 
 

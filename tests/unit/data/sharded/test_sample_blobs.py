@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +30,6 @@ from elastic_runtime.data.sharded.sample_blobs import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -42,64 +43,49 @@ def maps() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:elastic-samples")
 
 
-def _own(orders: Connection) -> None:
-    owner = BlobOwner()
-    while True:
-        try:
-            order, *arguments = orders.recv()
-        except EOFError:
-            os._exit(0)
-        if order == "keep":
-            orders.send(owner.keep(*arguments))
-        elif order == "drop":
-            owner.drop_before(*arguments)
-            orders.send(descriptors())
-        elif order == "open":  # another file takes the lowest number that is free
-            file = os.memfd_create("another")
-            os.write(file, *arguments)
-            orders.send(file)
+_owner = BlobOwner()
+
+
+def _keep(samples: Any, age: tuple[int, int]) -> BlobName:
+    return _owner.keep(samples, age)
+
+
+def _drop_before(age: tuple[int, int]) -> int:
+    _owner.drop_before(age)
+    return descriptors()
+
+
+def _open_file(content: bytes) -> int:
+    file = os.memfd_create("another")
+    os.write(file, content)
+    return file
 
 
 class Other:
     """Another process with blobs."""
 
-    def __init__(self) -> None:
-        fork = multiprocessing.get_context("fork")
-        self._orders, there = fork.Pipe()
-        self.process = fork.Process(target=_own, args=(there,), daemon=True)
-        self.process.start()
-        there.close()
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+        self.process = pool.submit(os.getpid).result()
 
     def keep(self, samples: Any, age: tuple[int, int] = (0, 0)) -> BlobName:
-        name: BlobName = self._asked("keep", samples, age)
-        assert name.process == self.process.pid
+        name = self._pool.submit(_keep, samples, age).result()
+        assert name.process == self.process
         return name
 
     def drop_before(self, age: tuple[int, int]) -> int:
         """How many descriptors it has then."""
-        left: int = self._asked("drop", age)
-        return left
+        return self._pool.submit(_drop_before, age).result()
 
     def open_file(self, content: bytes) -> int:
-        file: int = self._asked("open", content)
-        return file
-
-    def _asked(self, *order: Any) -> Any:
-        self._orders.send(order)
-        return self._orders.recv()
-
-    def close(self) -> None:
-        self._orders.close()
-        self.process.kill()
-        self.process.join()
-        self.process.close()
+        """Another file takes the lowest number that is free."""
+        return self._pool.submit(_open_file, content).result()
 
 
 @pytest.fixture
 def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        yield Other(pool)
 
 
 SAMPLES = [{"__key__": "a", "jpg": bytes(range(256))}, b"", None, 3, "é", [1.5, (2, "x")], {}]
@@ -201,9 +187,9 @@ def test_with_its_process_a_blob_is_gone(other: Other) -> None:
     name, seen = other.keep(["a", "b"]), other.keep(["c", "d"])
     reader = BlobReader()
     assert reader.sample(seen, 0) == "c"
-    assert other.process.pid is not None
-    os.kill(other.process.pid, signal.SIGKILL)
-    other.process.join()
+    os.kill(other.process, signal.SIGKILL)
+    with pytest.raises(BrokenProcessPool):
+        other.keep([])
     with pytest.raises(BlobGone):
         reader.sample(name, 0)
     assert reader.sample(seen, 1) == "d"
