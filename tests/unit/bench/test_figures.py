@@ -120,19 +120,6 @@ def test_step_times_do_not_cross_rounds_or_ranks() -> None:
     assert step_times(steps) == pytest.approx([0.1] * 5)
 
 
-def test_survivors_that_go_on_with_fewer_ranks_first_stall_twice() -> None:
-    # Eight ranks until 1.2 s; seven from 1.4 s to 1.8 s; eight again from 2.1 s. No step is redone.
-    steps = (
-        history(OLD, 8, 0, 0.0, 13) + history(NEW, 7, 13, 1.4, 5) + history(NEWER, 8, 18, 2.1, 5)
-    )
-    assert not settled(steps, 1.25, 8, enough=6)
-    assert settled(steps, 1.25, 8, enough=5)
-    cost = cost_of(steps, 1.25, 8, until=2.55)
-    assert cost.stall == pytest.approx(2.1 - 1.8)  # the longer of the two
-    assert cost.full_strength == pytest.approx(2.1 - 1.25)
-    assert (cost.lost_steps, cost.rounds, cost.stale_steps) == (0, 2, 0)
-
-
 def test_eight_workers_are_measured_on_one_node_and_the_floor_where_a_worker_is_killed() -> None:
     faults = ["worker-kill", "worker-kill-of-8", "join"]
     trials = plan(2, [("in-place-etcd", None), (FLOOR, None)], faults, [2, 3], seed=7)

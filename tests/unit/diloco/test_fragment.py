@@ -73,18 +73,6 @@ def test_counts_become_the_largest_ones() -> None:
     assert (count.own.item(), flags.own.tolist()) == (9, [True, True])
 
 
-def counted(reached: list[list[int]]) -> list[int] | None:
-    """The counts of all ranks, beside an exchange."""
-    mine = torch.tensor(reached[dist.get_rank()])
-    flight = Flight(torch.zeros(2), 1.0, dist.group.WORLD, mine)
-    flight.wait(nothing)
-    return flight.furthest.tolist() if flight.furthest is not None else None
-
-
-def test_the_largest_count_of_any_rank_is_that_of_all() -> None:
-    assert values(run_ranks(2, counted, [[80, 1], [76, 5]])) == [[80, 5]] * 2
-
-
 def test_complex_parameters_change_in_both_of_their_parts() -> None:
     both = Pair("w", nn.Parameter(torch.tensor([1 + 2j])), nn.Parameter(torch.tensor([3 + 5j])))
     part = Fragment([both, pair("b", [5.0], [2.0])], [])
@@ -147,16 +135,22 @@ def test_a_rank_alone_that_has_diverged_has_nothing_to_average(value: float) -> 
         flight.wait(nothing)
 
 
-def exchange(changes: list[list[float]], weights: list[float]) -> list[float]:
-    """What this rank gets."""
+def exchange(
+    changes: list[list[float]], weights: list[float], reached: list[list[int]]
+) -> tuple[list[float], list[int]]:
+    """What this rank gets: the mean change, and the counts of all."""
     rank = dist.get_rank()
-    flight = Flight(torch.tensor(changes[rank]), weights[rank], dist.group.WORLD)
-    return list(flight.wait(nothing).tolist())
+    mine = torch.tensor(reached[rank])
+    flight = Flight(torch.tensor(changes[rank]), weights[rank], dist.group.WORLD, mine)
+    mean = flight.wait(nothing).tolist()
+    assert flight.furthest is not None
+    return mean, flight.furthest.tolist()
 
 
-def test_what_a_rank_weighs_is_what_it_counts() -> None:
-    answers = values(run_ranks(3, exchange, [[1.0, 0.0], [4.0, 8.0], [9.0, 9.0]], [1.0, 0.5, 0.0]))
-    assert answers == [pytest.approx([2.0, 8 / 3])] * 3
+def test_what_a_rank_weighs_is_what_it_counts_and_the_largest_count_is_that_of_all() -> None:
+    changes, reached = [[1.0, 0.0], [4.0, 8.0], [9.0, 9.0]], [[80, 1], [76, 5], [0, 0]]
+    answers = values(run_ranks(3, exchange, changes, [1.0, 0.5, 0.0], reached))
+    assert answers == [(pytest.approx([2.0, 8 / 3]), [80, 5])] * 3
 
 
 # A rank's own model: its exchanges, its weight, and what it takes over

@@ -20,6 +20,7 @@ from elastic_runtime.checkpoint.entries.per_rank_values import (
 from elastic_runtime.checkpoint.entries.pieces import InPieces
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError
 from tests.checkpoints import write
 
@@ -144,20 +145,11 @@ def test_the_program_says_what_becomes_of_them(tmp_path: Path) -> None:
 
 
 def test_objects_of_each_rank(tmp_path: Path) -> None:
-    class Cursor:
-        def __init__(self, at: int) -> None:
-            self.at = at
-
-        def state_dict(self) -> dict[str, int]:
-            return {"at": self.at}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.at = state["at"]
-
-    storage, which = save(tmp_path, [{"data": PerRank(Cursor(at))} for at in (7, 8)])
-    mine = PerRank(Cursor(0))
-    load(storage, which, {"data": mine}, 1, 2)
-    assert mine.value.at == 8
+    first, second, mine = (ElasticBatchSampler(64, 1, rank=0, world=1) for _ in range(3))
+    first.cursor, second.cursor = 7, 8
+    storage, which = save(tmp_path, [{"data": PerRank(one)} for one in (first, second)])
+    load(storage, which, {"data": PerRank(mine)}, 1, 2)
+    assert mine.cursor == 8
 
 
 def test_tensors_of_each_rank_may_have_different_shapes(tmp_path: Path) -> None:
