@@ -189,14 +189,6 @@ def test_one_stream_without_shuffling_goes_through_all_in_order() -> None:
     assert played.steps == [in_order[n : n + 4] for n in range(0, 45, 4)]
 
 
-@pytest.mark.parametrize("sizes", [[0], [0] * 300])
-def test_an_epoch_of_empty_shards_is_over_soon(sizes: list[int]) -> None:
-    played = play(sizes, begin_epoch(EpochRules(len(sizes), 4, 3, 0, 0), 0))
-    assert played.steps == []
-    assert played.barren < 5
-    assert played.next.epoch == 1
-
-
 @pytest.mark.parametrize(
     ("sizes", "batch", "most"),
     [
@@ -204,6 +196,8 @@ def test_an_epoch_of_empty_shards_is_over_soon(sizes: list[int]) -> None:
         ([1000] * 8, 8, 1),
         ([5] * 20, 400, 3),  # a batch is more than there is
         ([0] * 200 + [100], 8, 3),
+        ([0], 4, 4),
+        ([0] * 300, 4, 4),
     ],
 )
 def test_few_lots_make_no_step(sizes: list[int], batch: int, most: int) -> None:
