@@ -1,8 +1,9 @@
-"""The checkpointer with one rank: what it refuses, what it takes, when it saves."""
+"""The checkpointer with one rank: what it refuses, what it takes, when it saves, what it shows."""
 
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -12,42 +13,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.manifest import CheckpointId
+from elastic_runtime.checkpoint.progress_display import ProgressDisplay
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, UsageError
+from elastic_runtime.events.checkpoint_events import CheckpointProgress
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.state.training_state import State
+from tests.processes import PROGRAM_TIMEOUT
 from tests.ranks import entries_of, saves
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-class Counter:
-    """An entry with a cursor, as samplers have one."""
-
-    def __init__(self) -> None:
-        self.cursor = 0
-
-    def commit(self) -> None:
-        self.cursor += 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"cursor": self.cursor}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.cursor = state["cursor"]
-
-
-@pytest.mark.parametrize("keep", [0, -1, True])
-def test_keeping_nothing_is_refused(tmp_path: Path, keep: int) -> None:
-    with pytest.raises(CheckpointError, match="keep="):
-        Checkpointer(tmp_path, {}, keep=keep)
+    from elastic_runtime.events import Event
 
 
 def test_a_bad_directory_is_found_before_the_first_step(tmp_path: Path) -> None:
@@ -68,13 +53,28 @@ def test_a_job_that_was_not_connected_is_told_so(
 
 
 def test_nothing_there_means_step_0(tmp_path: Path) -> None:
-    assert Checkpointer(tmp_path / "new", {"a": 1}).resume() == 0
+    ckpt = Checkpointer(tmp_path / "new", {"a": 1})
+    ckpt.steps = 7
+    assert ckpt.resume() == 0
+    assert ckpt.load(None) is None
+    assert ckpt.steps == 7
     assert not (tmp_path / "new").exists()
 
 
-def test_entries_without_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"entries of a Checkpointer go by name.* list"):
-        Checkpointer(tmp_path, [1])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("entries", "options", "message"),
+    [
+        ([1], {}, r"entries of a Checkpointer go by name.* list"),
+        ({1: 2}, {}, "1 is none"),
+        ({"a": 1}, {"on_save_error": "ignore"}, "on_save_error='ignore' is not understood"),
+        ({"a": 1}, {"keep": True}, "keep="),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    tmp_path: Path, entries: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Checkpointer(tmp_path, entries, **options)
 
 
 def test_memory_of_one_process_is_no_place_for_a_job_with_an_agent(
@@ -91,8 +91,11 @@ def test_memory_of_one_process_is_no_place_for_a_job_with_an_agent(
 
 
 def test_it_saves_every_so_many_steps_and_keeps_the_last(tmp_path: Path) -> None:
-    counter = Counter()
-    ckpt = Checkpointer(tmp_path, {"counter": counter}, every="3 steps", keep=2)
+    def checkpointer() -> tuple[Checkpointer, ElasticBatchSampler]:
+        sampler = ElasticBatchSampler(64, 1, rank=0, world=1)
+        return Checkpointer(tmp_path, {"data": sampler}, every="3 steps", keep=2), sampler
+
+    ckpt, _ = checkpointer()
     assert ckpt.resume() == 0
     for _ in range(10):
         ckpt.step()
@@ -101,27 +104,15 @@ def test_it_saves_every_so_many_steps_and_keeps_the_last(tmp_path: Path) -> None
     ckpt.close()
     assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
 
-    again = Counter()
-    ckpt = Checkpointer(tmp_path, {"counter": again}, every="3 steps", keep=2)
+    ckpt, sampler = checkpointer()
     assert ckpt.resume() == 10
-    assert (again.cursor, ckpt.steps) == (10, 10)
+    assert (sampler.cursor, ckpt.steps) == (10, 10)
     ckpt.save()  # it is on disk already
     assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
     ckpt.step()
     ckpt.step()
     ckpt.wait()
     assert saves(tmp_path) == ["step-10.term-1", "step-12.term-2"]
-
-
-def test_it_saves_once_the_time_has_passed(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every="1ms")
-    ckpt.resume()
-    for _ in range(100_000):
-        ckpt.step()
-        if len(saves(tmp_path)) >= 2:
-            break
-    assert len(saves(tmp_path)) >= 2
-    ckpt.close()
 
 
 _PLAIN = """
@@ -137,11 +128,8 @@ for step in range(1000):
 
 
 def test_a_plain_process_saves_when_it_is_terminated(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PLAIN, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-        check=False,
-    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", _PLAIN, str(tmp_path)], env=env, check=False)
     assert done.returncode == 128 + signal.SIGTERM
     assert saves(tmp_path) == ["step-5.term-1"]
 
@@ -177,7 +165,7 @@ def test_an_interrupted_save_leaves_nothing_in_the_way(
 
 
 def test_what_is_newer_than_what_was_resumed_is_set_aside_and_never_deleted(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Older ones serve while newer ones cannot be read; those are whole again later."""
     entries: dict[str, Any] = {"a": 0}
@@ -196,6 +184,7 @@ def test_what_is_newer_than_what_was_resumed_is_set_aside_and_never_deleted(
     assert saves(tmp_path) == ["step-3.term-1", "step-4.term-1", "step-6.term-2"]
     asides = [name for name in entries_of(tmp_path) if name.startswith("aside.")]
     assert asides == ["aside.step-3.term-1", "aside.step-4.term-1"]
+    assert caplog.text.count("continued from step-2.term-1") == 2
     assert Checkpointer(tmp_path, entries).resume() == 6
 
 
@@ -216,14 +205,6 @@ def test_nothing_that_a_writer_left_behind_finishes_is_deleted(tmp_path: Path) -
     newer.step()
     assert saves(tmp_path) == ["step-4.term-2", "step-9.term-1"]
     assert (tmp_path / "aside.step-9.term-1").exists()
-
-
-def test_nothing_found_is_no_step(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1})
-    ckpt.steps = 7
-    assert ckpt.resume() == 0
-    assert ckpt.load(None) is None
-    assert ckpt.steps == 7
 
 
 def test_who_was_left_behind_and_has_asked_saves_again(tmp_path: Path) -> None:
@@ -247,17 +228,6 @@ def test_another_thread_may_close_it(tmp_path: Path) -> None:
         pool.submit(ckpt.close).result()
     ckpt.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_an_entry_of_two_checkpointers_does_not_move_twice(tmp_path: Path) -> None:
-    counter = Counter()
-    often = Checkpointer(tmp_path / "often", {"counter": counter})
-    rarely = Checkpointer(tmp_path / "rarely", {"counter": counter})
-    often.step()
-    rarely.step()
-    with pytest.raises(UsageError, match="'counter' belongs to two checkpointers"):
-        often.step()
-    rarely.step()  # one that follows another is right
 
 
 def test_a_term_that_was_taken_in_vain_is_in_nobodys_way(
@@ -347,3 +317,74 @@ def test_it_says_where_it_saves_what(tmp_path: Path) -> None:
     ckpt = Checkpointer(tmp_path / "run", {"model": nn.Linear(1, 1), "epoch": 0})
     ckpt.steps = 7
     assert repr(ckpt) == f"Checkpointer('{tmp_path}/run': model, epoch; step 7)"
+
+
+# What is stored is plain DCP, and tensors of every kind come back
+
+
+def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.register_buffer("tensor", torch.zeros(1_000_000)[:10])
+    Checkpointer(tmp_path, {"best": 1, "model": model}).save(sync=True)
+    assert (tmp_path / "step-0.term-1" / "rank-0.distcp").stat().st_size < 10_000
+
+
+# Long work says how far it has come; short work says nothing
+
+
+def test_what_is_over_soon_is_not_shown() -> None:
+    events: list[Event] = []
+    with ProgressDisplay("loading", 10, events.append) as progress:
+        progress.advance(10)
+    assert not events
+
+
+def test_an_event_where_nobody_watches() -> None:
+    events: list[Event] = []
+    with ProgressDisplay("loading step 3", 200, events.append, patience=0, interval=0) as progress:
+        progress.advance(50)
+        progress.advance(100)
+        progress.advance(50)
+    doing = "loading step 3"
+    assert events == [CheckpointProgress(doing, percent) for percent in (25, 75, 100)]
+
+
+def test_events_keep_their_distance() -> None:
+    events: list[Event] = []
+    with ProgressDisplay("loading", 100, events.append, patience=0, interval=60) as progress:
+        for _ in range(100):
+            progress.advance(1)
+    assert len(events) == 1
+
+
+def test_ranks_other_than_the_first_are_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay("loading", 100, None, patience=0) as progress:
+        progress.advance(1)
+    assert capfd.readouterr() == ("", "")
+
+
+_WATCHED = """
+from elastic_runtime.checkpoint.progress_display import ProgressDisplay
+with ProgressDisplay("loading step 3", 1 << 20, lambda _: print("an event"), patience=0) as bar:
+    for _ in range(2):
+        bar.advance(1 << 19)
+"""
+
+
+def test_a_bar_on_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": os.getcwd()}
+    with open(theirs, "wb", buffering=0) as terminal:
+        done = subprocess.run(
+            [sys.executable, "-c", _WATCHED],
+            stderr=terminal,
+            stdout=subprocess.PIPE,
+            env=env,
+            check=True,
+            timeout=PROGRAM_TIMEOUT,
+        )
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "loading step 3" in shown
+    assert "1.0/1.0 MB" in shown
+    assert not done.stdout

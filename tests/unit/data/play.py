@@ -73,24 +73,44 @@ class Job:
             epochs: when it is done.
             load: makes a loader over the numbers of the samples.
         """
-        load = load or self._load
-        position = ""
-        done: list[Step] = []
-        for life in itertools.cycle(lives):
+
+        def make(rank: int, world: int, again: bool) -> ElasticBatchSampler:
             # A new program, whose seed is another one: the saved one counts.
-            other = {} if not position else {"seed": self.seed + 1}
-            ranks = [self.sampler(rank=r, world=life.world, **other) for r in range(life.world)]
-            for rank in ranks if position else []:
-                rank.load_state_dict(json.loads(position))
-            loaders = [load(rank) for rank in ranks]
-            done += train(ranks, loaders, life, epochs)
-            (position,) = {json.dumps(rank.state_dict()) for rank in ranks}
-            if ranks[0].epoch >= epochs:
-                return done
-        raise AssertionError("lives without end have ended")
+            return self.sampler(
+                rank=rank, world=world, **({"seed": self.seed + 1} if again else {})
+            )
+
+        return played(lives, epochs, make, load or self._load)
 
     def _load(self, sampler: ElasticBatchSampler) -> DataLoader[torch.Tensor]:
         return DataLoader(torch.arange(self.size), batch_sampler=sampler)
+
+
+def played(
+    lives: Sequence[Life],
+    epochs: int,
+    make: Callable[[int, int, bool], Any],
+    load: Callable[[Any], Any],
+) -> list[Step]:
+    """The global batches of a run through these lives, again and again, until it is done.
+
+    Args:
+        lives: what happens.
+        epochs: when it is done.
+        make: makes what has the position, of a rank in a world, and says whether that is resumed.
+        load: makes a loader of it.
+    """
+    position = ""
+    done: list[Step] = []
+    for life in itertools.cycle(lives):
+        ranks = [make(rank, life.world, bool(position)) for rank in range(life.world)]
+        for rank in ranks if position else []:
+            rank.load_state_dict(json.loads(position))
+        done += train(ranks, [load(rank) for rank in ranks], life, epochs)
+        (position,) = {json.dumps(rank.state_dict()) for rank in ranks}
+        if ranks[0].epoch >= epochs:
+            break
+    return done
 
 
 def train(ranks: Sequence[Any], loaders: Sequence[Any], life: Life, epochs: int) -> list[Step]:

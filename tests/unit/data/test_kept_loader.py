@@ -1,4 +1,4 @@
-"""A loader that keeps its processes: what it does between two rounds."""
+"""A loader that keeps its processes: what it does between two rounds, and at a SIGTERM."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import multiprocessing
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from elastic_runtime.data import kept_loader
+from elastic_runtime.data import kept_loader, sigterm_shield
 from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.loader import loader
 from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.sigterm_shield import Shielded
 from elastic_runtime.worker.round_breaks import begin_break, end_break
 from elastic_runtime.worker.world import World
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 SIZE, BATCH = 64, 4
 PATIENCE = 30.0
@@ -98,13 +100,6 @@ def batches(first: int, count: int) -> list[list[int]]:
 def test_without_any_break_it_is_a_loader_like_others(play: Play) -> None:
     assert play.take(3) == batches(0, 3)
     assert play.take(3) == batches(3, 3)
-
-
-def test_what_was_under_way_is_dropped_in_a_break(play: Play) -> None:
-    play.take(2)
-    begin_break()
-    play.at_rest()
-    assert play.take(2) == batches(2, 2)
 
 
 def test_the_next_round_is_read_for_before_it_begins(play: Play) -> None:
@@ -228,9 +223,8 @@ def test_no_epoch_is_ordered_that_cannot_be() -> None:
     def order(epoch: int, rng: torch.Generator) -> Sequence[int]:
         return [range(SIZE)][epoch]
 
-    data = Counting()
-    sampler = ElasticBatchSampler(data, BATCH, order=order, rank=0, world=1)
-    made = loader(data, sampler, num_workers=1)
+    sampler = ElasticBatchSampler(SIZE, BATCH, order=order, rank=0, world=1)
+    made = loader(Counting(), sampler, num_workers=1)
     begin_break()
     sampler.epoch = 1
     end_break(0, 1)
@@ -292,3 +286,49 @@ def test_a_process_of_the_loader_that_has_died_is_an_error_of_the_iteration(play
                 play.take(1)
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+# A loader's process outlives the SIGTERM of a whole job, and ends with a later one
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Callable[..., Any]]:
+    """The handlers that are set; this process keeps its own."""
+    found: dict[int, Callable[..., Any]] = {}
+    fake = SimpleNamespace(SIGTERM=signal.SIGTERM, signal=found.__setitem__)
+    monkeypatch.setattr(sigterm_shield, "signal", fake)
+    return found
+
+
+class _Ended(Exception):
+    pass
+
+
+def test_the_first_signal_and_its_echo_are_outlived_and_a_later_one_is_not(
+    handlers: dict[int, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        raise _Ended
+
+    monkeypatch.setattr(sigterm_shield, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sigterm_shield, "os", SimpleNamespace(_exit=end))
+    Shielded(None)(0)
+    handle = handlers[signal.SIGTERM]
+    handle(signal.SIGTERM, None)
+    handle(signal.SIGTERM, None)
+    now[0] += 60
+    with pytest.raises(_Ended):
+        handle(signal.SIGTERM, None)
+    assert codes == [0], "the worker must not take it for a failure of its loader"
+
+
+def test_the_users_function_comes_last_and_may_do_otherwise(
+    handlers: dict[int, Callable[..., Any]],
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    Shielded(lambda worker: seen.append((worker, signal.SIGTERM in handlers)))(3)
+    assert seen == [(3, True)]

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.data.outlook import Outlook, Stretch, earlier_shares
@@ -126,7 +126,6 @@ def histories(draw: st.DrawFn, *, losses: bool) -> tuple[list[Learner], list[Lea
     return ranks, lost
 
 
-@settings(deadline=None)
 @given(histories(losses=False))
 def test_without_losses_every_sample_of_every_batch_is_taken_exactly_once(
     history: tuple[list[Learner], list[Learner]],
@@ -137,7 +136,6 @@ def test_without_losses_every_sample_of_every_batch_is_taken_exactly_once(
     assert taken == {(batch, number): 1 for batch in batches for number in range(BATCH)}
 
 
-@settings(deadline=None)
 @given(histories(losses=True))
 def test_no_two_ranks_that_go_on_take_the_same_sample_and_only_a_lost_ones_are_left_out(
     history: tuple[list[Learner], list[Learner]],

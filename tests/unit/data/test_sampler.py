@@ -1,17 +1,19 @@
-"""The order of the samples does not know how many ranks there are."""
+"""The order of the samples does not know how many ranks there are; also one of the user's own."""
 
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
 
 from elastic_runtime.data.sampler import ElasticBatchSampler, share_of
 from elastic_runtime.errors import UsageError
@@ -43,21 +45,13 @@ JOBS = st.one_of(
         Job,
         st.just(24),
         st.integers(1, 10),
-        options=st.fixed_dictionaries(
-            {"order": st.just(reversed_halves), "drop_last": st.booleans()}
-        ),
-    ),
-    st.builds(
-        Job,
-        st.just(24),
-        st.integers(1, 10),
         st.integers(0, 9),
-        options=st.fixed_dictionaries(
-            {
-                "order": st.just(with_replacement),
-                "replacement": st.just(True),
-                "drop_last": st.booleans(),
-            }
+        options=st.builds(
+            lambda order, drop_last: {**order, "drop_last": drop_last},
+            st.sampled_from(
+                [{"order": reversed_halves}, {"order": with_replacement, "replacement": True}]
+            ),
+            st.booleans(),
         ),
     ),
 )
@@ -74,14 +68,13 @@ def test_shares_are_disjoint_complete_and_even(count: int, world: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(job=JOBS, lives=LIVES, epochs=st.integers(1, 3))
 def test_resizes_do_not_change_the_sequence(job: Job, lives: list[Life], epochs: int) -> None:
     """Lives of any world and read-ahead, saved and resumed in between, are one undisturbed run."""
     assert job.play(lives, epochs) == job.alone(epochs)
 
 
-@settings(deadline=None)
 @given(job=JOBS, lives=LIVES)
 def test_an_epoch_is_exactly_the_data_set(job: Job, lives: list[Life]) -> None:
     steps = job.play(lives, 1)
@@ -130,16 +123,6 @@ def test_the_length_is_that_of_the_rest_of_the_epoch() -> None:
     assert ((whole.epoch, whole.cursor), (cut.epoch, cut.cursor)) == ((1, 0), (1, 4))
 
 
-def test_a_loader_that_reads_ahead_does_not_move_the_cursor() -> None:
-    sampler = ElasticBatchSampler(12, 4, rank=0, world=1)
-    batches = iter(DataLoader(torch.arange(12), batch_sampler=sampler))
-    next(batches)
-    next(batches)
-    assert sampler.state_dict()["cursor"] == 0
-    sampler.commit()
-    assert sampler.state_dict()["cursor"] == 4
-
-
 def test_another_world_takes_other_shares() -> None:
     sampler = ElasticBatchSampler(8, 4, rank=0, world=1)
     whole = next(iter(sampler))
@@ -157,8 +140,7 @@ def test_without_a_group_the_launcher_says_which_rank_this_is(
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert sampler.place == (2, 4)
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert sampler.place == (0, 1)
     finally:
@@ -192,13 +174,10 @@ def test_what_is_left_may_be_too_small_for_the_new_batch(batch: int, drop_last: 
     assert len(sampler) > 0
 
 
-def test_other_data_in_the_middle_of_an_epoch_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"4 samples into epoch 1 .* of 12 samples.* has 13"):
-        ElasticBatchSampler(13, 4, rank=0, world=1).load_state_dict(position(4))
-
-
-def test_other_data_are_taken_at_the_beginning_of_an_epoch() -> None:
+def test_other_data_are_taken_at_the_beginning_of_an_epoch_only() -> None:
     sampler = ElasticBatchSampler(13, 4, rank=0, world=1)
+    with pytest.raises(UsageError, match=r"4 samples into epoch 1 .* of 12 samples.* has 13"):
+        sampler.load_state_dict(position(4))
     sampler.load_state_dict(position(0))
     assert sampler.epoch == 1
     assert sorted(i for batch in sampler for i in batch) == list(range(13))
@@ -214,10 +193,9 @@ def test_another_order_in_the_middle_of_an_epoch_is_refused() -> None:
 
 
 def test_the_saved_seed_counts() -> None:
-    expected = list(ElasticBatchSampler(12, 4, seed=3, rank=0, world=1))
-    sampler = ElasticBatchSampler(12, 4, seed=7, rank=0, world=1)
-    sampler.load_state_dict(ElasticBatchSampler(12, 4, seed=3, rank=0, world=1).state_dict())
-    assert list(sampler) == expected
+    saved, other = (ElasticBatchSampler(12, 4, seed=seed, rank=0, world=1) for seed in (3, 7))
+    other.load_state_dict(saved.state_dict())
+    assert list(other) == list(saved)
 
 
 # Bad input
@@ -254,18 +232,13 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> No
         ElasticBatchSampler(**{"size": 12, "batch": 4, "rank": 0, "world": 1, **arguments})
 
 
-class Images(Dataset[int]):
-    """A map-style data set, which torch does not oblige to have a length."""
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __len__(self) -> int:
-        return 6
+SIX = [6, TensorDataset(torch.zeros(6)), [0] * 6, torch.zeros(6), torch.tensor(6)]
 
 
-@pytest.mark.parametrize("data", [6, Images(), [0] * 6, torch.zeros(6), torch.tensor(6)])
+@pytest.mark.parametrize("data", SIX)
 def test_a_data_set_stands_for_its_length(data: Any) -> None:
+    """And the order of a seed stays what it is: a run that is resumed with a later version goes on
+    in the middle of an epoch."""
     sampler = ElasticBatchSampler(data, batch_size=3, rank=0, world=1)
     assert list(sampler) == [[1, 5, 4], [2, 3, 0]]
     sampler.commit()
@@ -273,41 +246,13 @@ def test_a_data_set_stands_for_its_length(data: Any) -> None:
     assert repr(sampler) == said
 
 
-def test_the_order_of_a_seed_stays_what_it_is() -> None:
-    """A run that is resumed with a later version goes on in the middle of an epoch."""
-    assert Job(6, 3).alone(1) == [[1, 5, 4], [2, 3, 0]]
-
-
-def test_a_global_batch_can_come_in_pieces() -> None:
-    # 25 samples in steps of 12, each in pieces of 4: three, three and one of a single sample.
-    whole = ElasticBatchSampler(25, 12, seed=1)
-    for world in (1, 2, 3):
-        ranks = [
-            ElasticBatchSampler(25, 12, micro_batch_size=4, seed=1, rank=rank, world=world)
-            for rank in range(world)
-        ]
-        pieces = list(zip(*map(list, ranks), strict=True))
-        assert len(pieces) == len(ranks[0]) == ranks[0].epoch_length == 7
-        order = [index for batch in whole for index in batch]
-        for number, shares in enumerate(pieces[:6]):
-            joined = [index for share in shares for index in share]
-            assert joined == order[4 * number : 4 * number + 4]
-        assert {index for share in pieces[6] for index in share} == {order[24]}
-        for rank in ranks:
-            rank.commit()
-            assert (rank.cursor, len(rank)) == (12, 4)
-
-
 def test_each_piece_has_a_weight_of_its_own() -> None:
-    ranks = [
-        ElasticBatchSampler(11, 8, micro_batch_size=4, rank=rank, world=3) for rank in range(3)
-    ]
-    for rank in ranks:
-        assert rank.loss_scale == rank.loss_scale_of(0)
+    ranks = [ElasticBatchSampler(11, 8, micro_batch_size=4, rank=n, world=3) for n in range(3)]
+    assert all(rank.loss_scale == rank.loss_scale_of(0) for rank in ranks)
     assert [rank.loss_scale_of(1) for rank in ranks] == [1.5, 0.75, 0.75]
     for rank in ranks:
         rank.commit()
-    assert [rank.loss_scale_of(0) for rank in ranks] == [1.0, 1.0, 1.0]
+        assert (rank.cursor, len(rank), rank.loss_scale_of(0)) == (8, 1, 1.0)
 
 
 def test_drop_last_drops_the_last_piece_that_is_smaller() -> None:
@@ -329,27 +274,23 @@ def test_pieces_that_are_no_part_of_a_batch_are_refused() -> None:
     micro=st.integers(1, 15),
     world=st.integers(1, 4),
 )
-@settings(deadline=None)
 def test_pieces_of_any_size_make_up_the_global_batches(
     size: int, batch: int, micro: int, world: int
 ) -> None:
     micro = min(micro, batch)
     ranks = [ElasticBatchSampler(size, batch, seed=3, rank=r, world=world) for r in range(world)]
-    whole = [i for step in ElasticBatchSampler(size, batch, seed=3, rank=0, world=1) for i in step]
     for sampler in ranks:
         sampler.batch_sizes = batch, micro
-    assert len({len(sampler) for sampler in ranks}) == 1
     pieces = [list(sampler) for sampler in ranks]
-    assert len(pieces[0]) == len(ranks[0]) == ranks[0].epoch_length
+    assert {len(sampler) for sampler in ranks} == {len(pieces[0])} == {ranks[0].epoch_length}
     taken = iter(zip(*pieces, strict=True))
-    for begin in range(0, size, batch):
-        step = whole[begin : begin + batch]
+    for step in ElasticBatchSampler(size, batch, seed=3, rank=0, world=1):
         seen, weight = [], 0.0
         assert {sampler.pieces_in_step for sampler in ranks} == {-(-len(step) // micro)}
         for piece in range(-(-len(step) // micro)):
             assert ranks[0].samples_in_piece(piece) == len(step[piece * micro :][:micro])
-            shares = next(taken)
-            for sampler, share in zip(ranks, shares, strict=True):
+            for sampler, share in zip(ranks, next(taken), strict=True):
+                assert share, "who has no samples of its own trains on another's, which counts 0"
                 counts = sampler.share_of_step(piece)
                 seen += share if counts else []
                 weight += counts / world
@@ -370,3 +311,101 @@ def test_samples_that_drop_last_leaves_out_count_nothing(world: int) -> None:
         for sampler in ranks:
             sampler.commit()
     assert all((sampler.epoch, sampler.cursor) == (1, 0) for sampler in ranks)
+
+
+# Orders of the user's own: weighted, grouped by length, or wrong
+
+
+def sampler_of(order: Any, **options: Any) -> ElasticBatchSampler:
+    return ElasticBatchSampler(6, 4, order=order, rank=0, world=1, **options)
+
+
+def epoch_of(sampler: ElasticBatchSampler) -> list[int]:
+    return [index for batch in sampler for index in batch]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [list, tuple, iter, torch.tensor, numpy.array, lambda i: torch.tensor(i, dtype=torch.int32)],
+)
+def test_any_row_of_whole_numbers_is_an_order(kind: Any) -> None:
+    assert epoch_of(sampler_of(lambda epoch, rng: kind([5, 3, 1, 0, 2, 4]))) == [5, 3, 1, 0, 2, 4]
+
+
+def test_the_generator_knows_seed_and_epoch() -> None:
+    def drawn(seed: int, epoch: int) -> tuple[int, ...]:
+        sampler = sampler_of(lambda epoch, rng: torch.randperm(6, generator=rng), seed=seed)
+        sampler.epoch = epoch
+        return tuple(epoch_of(sampler))
+
+    places = list(itertools.product((0, 1), range(3)))
+    assert len({drawn(*place) for place in places}) == 6
+    assert drawn(1, 2) == drawn(1, 2)
+
+
+def test_a_sampler_of_torch_with_the_generator_is_an_order() -> None:
+    weights = [0.0, 1.0, 1.0, 0.0, 9.0, 1.0]
+    sampler = sampler_of(
+        lambda epoch, rng: WeightedRandomSampler(weights, 100, generator=rng), replacement=True
+    )
+    drawn = epoch_of(sampler)
+    assert len(drawn) == 100
+    assert len(sampler) == 25
+    assert not {0, 3} & set(drawn)
+    assert drawn.count(4) > 50
+
+
+def test_a_list_that_is_shuffled_in_place_stays_as_it_was_given() -> None:
+    numbers = torch.arange(6)
+    sampler = sampler_of(lambda epoch, rng: numbers)
+    batches = iter(sampler)
+    first = next(batches)
+    numbers.fill_(0)
+    assert sorted(first + next(batches)) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("order", "options", "message"),
+    [
+        ([0, 1, 2, 3, 4, 6], {}, "names sample 6, and the data set has 6"),
+        ([-1, 0, 1, 2, 3, 4], {}, "names sample -1"),
+        ([6], {"replacement": True}, "names sample 6"),
+        ([0, 1, 2, 3, 4], {}, "5 samples of 6: 1 do not come, 0 more than once"),
+        ([0, 1, 2, 3, 4, 4], {}, "1 do not come, 1 more than once; .*replacement=True"),
+        ([], {}, "is empty"),
+        *(
+            (odd, {}, "else than whole numbers")
+            for odd in ([0.0], ["a"], None, [[0, 1], [2, 3]], torch.ones(6, dtype=torch.bool))
+        ),
+        (
+            [1, 2, 3],
+            {"replacement": True, "drop_last": True},
+            "epoch 0 has 3 samples, and drop_last leaves nothing",
+        ),
+    ],
+)
+def test_what_is_no_order_is_refused(order: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        iter(sampler_of(lambda epoch, rng: order, **options))
+
+
+def test_an_order_that_is_another_one_each_time_is_refused() -> None:
+    orders = itertools.cycle([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]])
+    sampler = sampler_of(lambda epoch, rng: next(orders))
+    with pytest.raises(UsageError, match="another one each time"):
+        iter(sampler)
+
+
+def test_the_order_is_asked_for_once_an_epoch() -> None:
+    asked: list[int] = []
+
+    def order(epoch: int, rng: torch.Generator) -> range:
+        asked.append(epoch)
+        return range(6)
+
+    sampler = sampler_of(order)
+    for _ in range(4):
+        list(sampler)
+        sampler.commit()
+        sampler.state_dict()
+    assert asked == [0, 0, 1]  # the first one twice, to see whether it is the same

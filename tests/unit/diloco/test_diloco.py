@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ProgressFile
 from elastic_runtime.worker.context import context
@@ -137,9 +139,10 @@ def test_a_rank_alone_is_its_own_mean() -> None:
 
 
 def statistics() -> list[tuple[Row, int]]:
-    """Mean and variance, and the count of batches: own before, common after, own after a sync."""
+    """Mean and variance, and the count of batches: common ones after the sync of a fragment; before
+    that of the last one a rank's own; after it the common ones and its own."""
     launcher = Launcher()
-    job = Job(make=with_statistics)
+    job = Job(make=with_statistics, sync_every=2, fragments=2)
     found = []
 
     def note(model: nn.Sequential) -> None:
@@ -148,11 +151,11 @@ def statistics() -> list[tuple[Row, int]]:
         found.append((buffers, int(norm.num_batches_tracked)))
 
     def train(world: World) -> None:
-        for step in range(1, 4):
-            inner_step(job.replica, job.inner, world.rank, step)
-            if step == 3:
-                note(job.replica)
-            job.diloco.step()
+        job.step(world)
+        note(job.model)
+        inner_step(job.replica, job.inner, world.rank, 2)
+        note(job.replica)
+        job.diloco.step()
 
     launcher.run(train, job.state)
     note(job.model)
@@ -160,35 +163,13 @@ def statistics() -> list[tuple[Row, int]]:
     return found
 
 
-def test_the_buffers_of_the_common_model_are_the_mean() -> None:
+def test_the_buffers_of_the_common_model_are_the_mean_and_come_with_the_last_fragment() -> None:
     ranks = values(run_ranks(2, statistics))
-    befores = [rank[0] for rank in ranks]
-    assert befores[0][0] != close(befores[1][0])
-    mean = [(a + b) / 2 for a, b in zip(befores[0][0], befores[1][0], strict=True)]
-    assert ranks == [[before, (close(mean), 3), (close(mean), 3)] for before in befores]
-
-
-def buffers_by_turns() -> list[Row]:
-    """Common mean and variance after the sync of each of two fragments; then a rank's own."""
-    launcher = Launcher()
-    job = Job(make=with_statistics, sync_every=2, fragments=2, average=True)
-    norm, own = job.model[1], job.replica[1]
-    found = []
-
-    def train(world: World) -> None:
-        for _ in range(2):
-            job.step(world)
-            found.append(row([norm.running_mean, norm.running_var]))
-        found.append(row([own.running_mean, own.running_var]))
-
-    launcher.run(train, job.state)
-    return found
-
-
-def test_buffers_come_with_the_last_fragment() -> None:
-    first, second, own = values(run_ranks(2, buffers_by_turns))[0]
-    assert first == [0.0] * 4 + [1.0] * 4, "as they were"
-    assert second == own != first
+    first, second = (own for _, (own, _), *_ in ranks)
+    assert first != close(second)
+    mean = close([(a + b) / 2 for a, b in zip(first, second, strict=True)])
+    as_it_was = [0.0] * 4 + [1.0] * 4, 0
+    assert ranks == [[as_it_was, (own, 2), (mean, 2), (mean, 2)] for own in (first, second)]
 
 
 def frozen() -> list[Any]:
@@ -261,27 +242,11 @@ def test_a_training_that_has_diverged_on_all_ranks_ends() -> None:
 # What moves with inner steps, and the end of training
 
 
-class Count:
-    """Something that moves with each step."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def commit(self) -> None:
-        self.steps += 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps = state["steps"]
-
-
 def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int, str]:
     """What a rank says of itself after each inner step, and after a last sync."""
     launcher = Launcher()
-    count = Count()
-    job = Job(parts={"count": count}, sync_every=4, fragments=fragments)
+    sampler = ElasticBatchSampler(64, 2)
+    job = Job(parts={"sampler": sampler}, sync_every=4, fragments=fragments)
     # In place of the file that an agent makes.
     context()._progress = published = ProgressFile("")
     found: list[Any] = []
@@ -291,7 +256,7 @@ def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int,
         for _ in range(steps):
             synced = job.step(world)
             inner = job.diloco.inner_steps
-            found.append((synced, inner, published.kept[1], job.state.step, count.steps))
+            found.append((synced, inner, published.kept[1], job.state.step, sampler.cursor))
         said = repr(job.diloco)
         for _ in range(2):
             job.diloco.sync()
@@ -304,12 +269,12 @@ def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int,
 
 def test_a_rank_counts_its_inner_steps_and_samplers_move_with_them() -> None:
     found = [
-        (False, 1, 1, 0, 1),
-        (False, 2, 2, 0, 2),
-        (False, 3, 3, 0, 3),
-        (True, 0, 4, 1, 4),  # what is told of them is told of step 0
-        (False, 1, 1, 1, 5),
-        (False, 2, 2, 1, 6),
+        (False, 1, 1, 0, 2),
+        (False, 2, 2, 0, 4),
+        (False, 3, 3, 0, 6),
+        (True, 0, 4, 1, 8),  # what is told of them is told of step 0
+        (False, 1, 1, 1, 10),
+        (False, 2, 2, 1, 12),
     ]
     said = "DiLoCo(inner step 2 of 4, after 1 syncs)"
     # The last inner steps count by a sync more; a second one has nothing to do.
@@ -341,14 +306,10 @@ def alone(**options: Any) -> Any:
     [
         ({"sync_every": 0}, r"DiLoCo\(sync_every=0\): give a whole number, 1 or more"),
         ({"sync_every": True}, r"DiLoCo\(sync_every=True\): give a whole number"),
-        ({"sync_every": 2.0}, r"DiLoCo\(sync_every=2\.0\): give a whole number"),
         ({"fragments": 0}, r"DiLoCo\(fragments=0\): give a whole number, 1 or more"),
         ({"delay": -1}, r"DiLoCo\(delay=-1\): give a whole number, 0 or more"),
         ({"mix": "half"}, "mix='half': a share from 0 to below 1"),
-        ({"mix": float("nan")}, "mix=nan: a share from 0"),
-        ({"delay": "1"}, r"DiLoCo\(delay='1'\): give a whole number, 0 or more"),
         ({"fragments": 4}, "sync_every=6 cannot be divided into turns of 4 fragments; take a mul"),
-        ({"fragments": 12}, "sync_every=6 cannot be divided into turns of 12 fragments"),
         ({"fragments": 6}, "fragments=6, and the replica has 4 parameters .* take fewer"),
         ({"delay": 6}, "delay=6: .* which is 6 inner steps earlier; take less than 6"),
         ({"fragments": 3, "delay": 2}, "delay=2: .* take less than 2"),
@@ -372,13 +333,6 @@ def test_local_sgd_goes_by_its_own_name_in_messages() -> None:
         elastic.LocalSGD(state, replica, inner=adamw(replica), sync_every=1)
 
 
-def test_two_on_one_state_are_refused() -> None:
-    job = Job(seed=0)
-    outer = torch.optim.SGD(job.model.parameters(), lr=0.7)
-    with pytest.raises(UsageError, match="this State has a DiLoCo already"):
-        elastic.DiLoCo(job.state, job.replica, inner=job.inner, outer=outer, sync_every=3)
-
-
 def test_what_was_refused_leaves_the_state_as_it_was() -> None:
     model = net(0)
     replica, state = copy.deepcopy(model), elastic.State(model=model)
@@ -393,28 +347,8 @@ def test_a_step_outside_of_elastic_run_is_refused() -> None:
         alone().step()
 
 
-def commits_itself() -> None:
-    """A script that commits its State beside DiLoCo."""
-    launcher = Launcher()
-    job = Job()
-
-    def train(world: World) -> None:
-        while not job.step(world):
-            pass
-        job.state.commit()
-
-    launcher.run(train, job.state)
-
-
-def test_a_commit_by_the_user_is_refused() -> None:
-    (outcome,) = run_ranks(1, commits_itself)
-    assert outcome.error == "UsageError"
-    assert "this State is committed by its DiLoCo" in outcome.text
-    assert "leave out commit()" in outcome.text
-
-
 def forgets(what: str, folder: str) -> str:
-    """A script that leaves something out."""
+    """A script that leaves something out, or commits by itself."""
     launcher = Launcher()
     job = Job(sync_every=4)
     noted: list[str] = []
@@ -428,6 +362,8 @@ def forgets(what: str, folder: str) -> str:
                 inner_step(job.replica, job.inner, world.rank, number)
             if what != "step":
                 job.diloco.step()
+        if what == "commit":
+            job.state.commit()
         if what != "sync":
             job.diloco.sync()
 
@@ -440,15 +376,19 @@ def forgets(what: str, folder: str) -> str:
     ("what", "told"),
     [
         ("inner", "there were 24 inner steps, and the inner optimizer has made none: call inner"),
-        ("step", "the inner optimizer has made 9 steps, and the step() of DiLoCo was not called"),
+        (
+            "step",
+            r"the inner optimizer has made 9 steps, and the step\(\) of DiLoCo was not cal",
+        ),
         ("group", "the inner optimizer got another group of parameters after DiLoCo was made"),
         ("entry", "the checkpointer does not save inner; add them to its entries"),
+        ("commit", r"this State is committed by its DiLoCo.*leave out commit\(\)"),
     ],
 )
 def test_what_a_script_leaves_out_is_said(what: str, told: str, tmp_path: Path) -> None:
     (outcome,) = run_ranks(1, forgets, what, str(tmp_path))
     assert outcome.error.endswith("UsageError"), outcome
-    assert told in outcome.text
+    assert re.search(told, outcome.text)
 
 
 def test_last_inner_steps_that_do_not_count_are_said(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A fragment's change, what becomes of it, and its exchange with other ranks."""
+"""A fragment's change and its exchange with other ranks; and a rank's own model of several."""
 
 from __future__ import annotations
 
+import copy
 from math import inf, nan
 
 import pytest
@@ -10,8 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_runtime.diloco.fragment import Flight, Fragment, NothingToAverage
-from elastic_runtime.diloco.pairing import Pair
+from elastic_runtime.diloco.pairing import Pair, pair_up
+from elastic_runtime.diloco.replica import Replica
+from elastic_runtime.worker.state.training_state import State
 from tests.ranks import run_ranks, values
+from tests.unit.diloco.small_net import row
 
 
 def pair(name: str, common: list[float], own: list[float]) -> Pair:
@@ -69,18 +73,6 @@ def test_counts_become_the_largest_ones() -> None:
     assert (count.own.item(), flags.own.tolist()) == (9, [True, True])
 
 
-def counted(reached: list[list[int]]) -> list[int] | None:
-    """The counts of all ranks, beside an exchange."""
-    mine = torch.tensor(reached[dist.get_rank()])
-    flight = Flight(torch.zeros(2), 1.0, dist.group.WORLD, mine)
-    flight.wait(nothing)
-    return flight.furthest.tolist() if flight.furthest is not None else None
-
-
-def test_the_largest_count_of_any_rank_is_that_of_all() -> None:
-    assert values(run_ranks(2, counted, [[80, 1], [76, 5]])) == [[80, 5]] * 2
-
-
 def test_complex_parameters_change_in_both_of_their_parts() -> None:
     both = Pair("w", nn.Parameter(torch.tensor([1 + 2j])), nn.Parameter(torch.tensor([3 + 5j])))
     part = Fragment([both, pair("b", [5.0], [2.0])], [])
@@ -128,13 +120,11 @@ def test_a_parameter_keeps_a_share_of_its_own_and_a_buffer_none() -> None:
 
 def test_a_rank_alone_gets_its_own_change_back_whatever_it_weighs() -> None:
     change = torch.tensor([1.0, -2.0])
-    assert Flight(change, 1.0, None).wait(nothing).tolist() == [1.0, -2.0]
-    assert Flight(change, 0.5, None).wait(nothing).tolist() == [1.0, -2.0]
+    for weight in (1.0, 0.5):
+        assert Flight(change, weight, None).wait(nothing).tolist() == [1.0, -2.0]
     assert change.tolist() == [1.0, -2.0]
-
-
-def test_where_nothing_was_trained_nothing_changes() -> None:
-    assert Flight(torch.tensor([1.0, -2.0]), 0.0, None).wait(nothing).tolist() == [0.0, 0.0]
+    # Where nothing was trained nothing changes.
+    assert Flight(change, 0.0, None).wait(nothing).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf])
@@ -145,23 +135,90 @@ def test_a_rank_alone_that_has_diverged_has_nothing_to_average(value: float) -> 
         flight.wait(nothing)
 
 
-def exchange(changes: list[list[float]], weights: list[float]) -> tuple[list[float], bool]:
-    """What this rank gets, and whether its own change was finite."""
+def exchange(
+    changes: list[list[float]], weights: list[float], reached: list[list[int]]
+) -> tuple[list[float], list[int]]:
+    """What this rank gets: the mean change, and the counts of all."""
     rank = dist.get_rank()
-    flight = Flight(torch.tensor(changes[rank]), weights[rank], dist.group.WORLD)
-    return flight.wait(nothing).tolist(), flight.finite
+    mine = torch.tensor(reached[rank])
+    flight = Flight(torch.tensor(changes[rank]), weights[rank], dist.group.WORLD, mine)
+    mean = flight.wait(nothing).tolist()
+    assert flight.furthest is not None
+    return mean, flight.furthest.tolist()
 
 
-def test_what_a_rank_weighs_is_what_it_counts() -> None:
-    answers = values(run_ranks(3, exchange, [[1.0, 0.0], [4.0, 8.0], [9.0, 9.0]], [1.0, 0.5, 0.0]))
-    assert answers == [(pytest.approx([2.0, 8 / 3]), True)] * 3
+def test_what_a_rank_weighs_is_what_it_counts_and_the_largest_count_is_that_of_all() -> None:
+    changes, reached = [[1.0, 0.0], [4.0, 8.0], [9.0, 9.0]], [[80, 1], [76, 5], [0, 0]]
+    answers = values(run_ranks(3, exchange, changes, [1.0, 0.5, 0.0], reached))
+    assert answers == [(pytest.approx([2.0, 8 / 3]), [80, 5])] * 3
 
 
-def test_a_rank_that_has_diverged_does_not_spoil_the_mean_of_the_others() -> None:
-    answers = values(run_ranks(3, exchange, [[1.0, 2.0], [nan, 2.0], [3.0, 4.0]], [1.0] * 3))
-    assert answers == [([2.0, 3.0], True), ([2.0, 3.0], False), ([2.0, 3.0], True)]
+# A rank's own model: its exchanges, its weight, and what it takes over
 
 
-def test_all_ranks_learn_that_all_have_diverged() -> None:
-    outcomes = run_ranks(2, exchange, [[nan], [inf]], [1.0, 1.0])
-    assert [outcome.error for outcome in outcomes] == ["NothingToAverage"] * 2
+class Models:
+    """A common model of ones, a replica of zeros, and their optimizers."""
+
+    def __init__(self, fragments: int = 1, mix: float = 0.0) -> None:
+        self.common = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+        self.own = copy.deepcopy(self.common)
+        self.fill(1.0, 0.0)
+        outer = torch.optim.SGD(self.common.parameters(), lr=1.0)
+        inner = torch.optim.AdamW(self.own.parameters(), lr=0.1)
+        pairing = pair_up("DiLoCo", State(model=self.common, outer=outer), self.own, inner, outer)
+        self.replica = Replica(pairing, inner, outer, fragments, mix)
+
+    def fill(self, common: float, own: float) -> None:
+        """Gives all parameters these values."""
+        with torch.no_grad():
+            for theirs, ours in zip(self.common.parameters(), self.own.parameters(), strict=True):
+                theirs.fill_(common)
+                ours.fill_(own)
+
+    def land(self, *turns: int) -> None:
+        """A sync of these, after one inner step."""
+        self.replica.stepped()
+        for turn in turns:
+            self.replica.send(turn, 1, None)
+        self.replica.land(turns, nothing)
+
+
+def test_what_was_sent_is_what_counts_and_it_is_sent_once() -> None:
+    models = Models()
+    models.replica.stepped()
+    models.replica.send(0, 1, None)
+    models.fill(1.0, 7.0)
+    models.land(0)
+    assert row(models.common) == [0.0] * 4
+    assert all(each.grad is None for each in models.common.parameters())
+    models.fill(1.0, 7.0)
+    models.land(0)
+    assert row(models.common) == [7.0] * 4, "after a sync it is sent again"
+
+
+def test_what_is_under_way_when_the_world_changes_is_sent_again() -> None:
+    models = Models()
+    models.replica.stepped()
+    models.replica.send(0, 1, None)
+    models.replica.forget_step()
+    models.fill(1.0, 3.0)
+    models.land(0)
+    assert row(models.common) == [3.0] * 4
+
+
+def test_fragments_land_alone_or_together() -> None:
+    models = Models(fragments=2)
+    models.land(1)
+    assert row(models.common) == [1.0, 1.0, 0.0, 0.0]
+    models.replica.adopt((1,))
+    models.fill(1.0, 0.0)
+    models.land(0, 1)
+    assert row(models.common) == [0.0] * 4
+
+
+def test_a_replica_takes_over_what_was_synchronized_and_keeps_its_share() -> None:
+    models = Models(fragments=2, mix=0.25)
+    models.replica.adopt((0,))
+    assert row(models.own) == [0.75, 0.75, 0.0, 0.0]
+    models.replica.begin()
+    assert row(models.own) == [1.0] * 4

@@ -1,22 +1,20 @@
-"""When a sync is due, which fragment has its turn, and how parameters are cut into fragments."""
+"""When a sync is due, who goes on from where if the world changes, and when ranks leave."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.diloco.early_sync import Vote
 from elastic_runtime.diloco.rhythm import Rhythm, Schedule, cut
-
-
-def test_a_sync_is_due_after_so_many_inner_steps_and_not_before() -> None:
-    rhythm = Rhythm(every=4)
-    schedule = Schedule.first(rhythm)
-    due = []
-    for _ in range(5):
-        schedule = schedule.stepped()
-        due.append(rhythm.is_due(schedule))
-    assert due == [False, False, False, True, True]
+from elastic_runtime.diloco.standings import Meeting, Standing, meet
+from elastic_runtime.worker.peers import Peers
+from tests.ranks import run_ranks, values
 
 
 @pytest.mark.parametrize(
@@ -68,9 +66,10 @@ def test_a_fragment_is_trained_until_it_has_a_sync() -> None:
 
 def test_a_sync_may_be_agreed_on_before_it_is_due() -> None:
     rhythm = Rhythm(every=10)
-    due = [rhythm.is_due(Schedule(position, (position,)), 4) for position in (0, 3, 4, 5)]
-    assert due == [False, False, True, True]
-    assert rhythm.is_due(Schedule(0, (0,)), 0)
+    for agreed, expected in ((4, [False, False, True, True]), (0, [True] * 4)):
+        due = [rhythm.is_due(Schedule(at, (at,)), agreed) for at in (0, 3, 4, 5)]
+        assert due == expected
+    assert [rhythm.is_due(Schedule(at, (at,))) for at in (9, 10, 11)] == [False, True, True]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.data())
@@ -101,3 +100,133 @@ def test_a_cut_is_where_a_share_of_all_elements_is_reached(
     sizes: list[int], pieces: int, lengths: list[int]
 ) -> None:
     assert [len(piece) for piece in cut(sizes, pieces)] == lengths
+
+
+# Who goes on from where after a change of the world between two syncs
+
+
+NEW = Standing(-1, Schedule(0, (0, 0)))
+
+
+def at(position: int, *, after: int = 7, ages: tuple[int, int] | None = None) -> Standing:
+    """A rank that has made so many inner steps since a commit, in two fragments."""
+    return Standing(after, Schedule(position, ages or (position + 5, position)))
+
+
+standings = st.lists(
+    st.builds(
+        Standing,
+        st.sampled_from([-1, 6, 7]),
+        st.builds(Schedule, st.integers(0, 9), st.tuples(st.integers(0, 9), st.integers(0, 9))),
+        st.booleans(),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def test_a_standing_is_the_same_after_it_was_sent() -> None:
+    mine = at(3)
+    assert Standing.of_plain(json.loads(json.dumps(mine.plain))) == mine
+
+
+def test_ranks_that_have_trained_nothing_begin_together() -> None:
+    beginning = Meeting(Schedule(0, (0, 0)), None, (), (), (0, 1))
+    assert meet([NEW, NEW], 7) == beginning
+    # What was trained from another commit than the common one is worth nothing.
+    assert meet([at(3, after=6), at(2, after=8)], 7) == beginning
+
+
+def test_a_rank_that_is_behind_keeps_what_it_has_and_a_new_one_begins_where_the_furthest_is() -> (
+    None
+):
+    meeting = meet([at(2), NEW, at(4), at(3, after=6), at(4)], 7)
+    assert meeting == Meeting(Schedule(4, (9, 4)), 2, (0, 2, 4), (0,), (1, 3))
+
+
+def test_a_rank_that_was_left_out_meanwhile_keeps_nothing() -> None:
+    left_out = replace(at(5), round=3)
+    meeting = meet([replace(at(2), round=4), left_out, replace(at(4), round=4)], 7)
+    assert (meeting.furthest, meeting.kept, meeting.new) == (2, (0, 2), (1,))
+    # If those are gone who were there after it, it is the one that knows most.
+    assert meet([left_out, NEW], 7).kept == (0,)
+
+
+def test_of_ranks_that_are_equally_far_the_first_one_gives() -> None:
+    meeting = meet([NEW, at(4), at(4)], 7)
+    assert (meeting.furthest, meeting.kept, meeting.behind) == (1, (1, 2), ())
+
+
+def test_a_rank_that_was_there_at_the_commit_and_has_made_no_step_keeps_its_memory() -> None:
+    meeting = meet([at(0), at(0), NEW], 7)
+    assert meeting == Meeting(Schedule(0, (5, 0)), 0, (0, 1), (), (2,))
+
+
+@given(standings)
+def test_every_rank_is_either_kept_or_new_and_none_is_further_than_the_furthest(
+    ranks: list[Standing],
+) -> None:
+    meeting = meet(ranks, 7)
+    assert sorted((*meeting.kept, *meeting.new)) == list(range(len(ranks)))
+    last = max((one.round for one in ranks if one.after >= 0), default=0)
+    there = [rank for rank, one in enumerate(ranks) if (one.after, one.round) == (7, last)]
+    assert list(meeting.kept) == there
+    assert set(meeting.behind) <= set(meeting.kept) - {meeting.furthest}
+    positions = [ranks[rank].schedule.position for rank in meeting.kept]
+    assert meeting.schedule.position == max(positions, default=0)
+    assert (meeting.furthest is None) is (not meeting.kept)
+    if meeting.furthest is not None:
+        assert ranks[meeting.furthest].schedule == meeting.schedule
+
+
+# The vote of ranks that are asked to leave at different inner steps
+
+
+def test_a_rank_alone_is_the_furthest() -> None:
+    vote = Vote(Peers())
+    vote.cast(5)
+    vote.cast(9)
+    assert (vote.cast_at, vote.result()) == (5, 5)
+    vote.close()
+    assert vote.result() == 5
+
+
+def votes(positions: list[int]) -> tuple[int, int]:
+    """What this rank learns, twice."""
+    vote = Vote(Peers(dist.group.WORLD))
+    vote.cast(positions[dist.get_rank()])
+    vote.cast(1000)
+    return vote.result(), vote.result()
+
+
+def test_all_meet_where_the_furthest_one_is() -> None:
+    assert values(run_ranks(3, votes, [3, 7, 5])) == [(7, 7)] * 3
+
+
+def leaves_with(voters: list[int]) -> int:
+    """All leave together, and only some have voted before."""
+    vote = Vote(Peers(dist.group.WORLD))
+    if dist.get_rank() in voters:
+        vote.cast(40)
+    vote.close()
+    return vote.result()
+
+
+def test_a_voice_that_was_cast_is_answered_by_those_who_were_never_asked() -> None:
+    assert values(run_ranks(3, leaves_with, [1])) == [40] * 3
+    assert values(run_ranks(2, leaves_with, [])) == [0] * 2
+
+
+def loses_a_rank() -> bool:
+    """The other rank ends without a word."""
+    vote = Vote(Peers(dist.group.WORLD))
+    dist.barrier()  # both are connected
+    if dist.get_rank() == 1:
+        return True
+    vote.close()  # a vote that is cast to nobody may be an error at once, or when it is waited for
+    return vote.cast_at == 0
+
+
+def test_a_rank_that_is_lost_while_all_leave_holds_up_nobody() -> None:
+    assert values(run_ranks(2, loses_a_rank)) == [True] * 2

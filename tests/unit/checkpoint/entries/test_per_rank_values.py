@@ -1,4 +1,4 @@
-"""What each rank has for itself: the same world gives it back, another one makes sense of it."""
+"""What each rank has for itself, or in pieces: given back, or made sense of in another world."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from elastic_runtime.checkpoint.entries.per_rank_values import (
     RankPosition,
     value_digest,
 )
+from elastic_runtime.checkpoint.entries.pieces import InPieces
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError
 from tests.checkpoints import write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from elastic_runtime.checkpoint.format.manifest import CheckpointId
@@ -45,8 +47,13 @@ def save(path: Path, entries: Sequence[dict[str, Any]]) -> tuple[LocalStorage, C
 
 
 def load(
-    storage: LocalStorage, which: CheckpointId, entries: dict[str, Any], rank: int, world: int
+    storage: LocalStorage,
+    which: CheckpointId,
+    entries: dict[str, Any],
+    rank: int,
+    world: int,
 ) -> list[str]:
+    """Gives a rank what was saved; returns the entries that begin anew."""
     loading = LoadRun(storage, which, Entries(entries), RankPosition(rank, world))
     loading.prepare()
     loading.read()
@@ -100,13 +107,8 @@ def test_a_generator_that_was_the_same_everywhere_stays_so(
 
 
 def test_the_global_generators_go_on(tmp_path: Path) -> None:
-    def draw() -> tuple[float, float, float, float]:
-        return (
-            torch.rand(1).item(),
-            random.random(),
-            float(np.random.rand()),
-            float(np.random.randn()),
-        )
+    def draw() -> list[float]:
+        return [torch.rand(1).item(), random.random(), np.random.rand(), np.random.randn()]
 
     draw()  # the normal numbers of NumPy come in pairs: the second one is kept
     storage, which = save(tmp_path, [{"rng": GlobalGenerators()}])
@@ -143,20 +145,11 @@ def test_the_program_says_what_becomes_of_them(tmp_path: Path) -> None:
 
 
 def test_objects_of_each_rank(tmp_path: Path) -> None:
-    class Cursor:
-        def __init__(self, at: int) -> None:
-            self.at = at
-
-        def state_dict(self) -> dict[str, int]:
-            return {"at": self.at}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.at = state["at"]
-
-    storage, which = save(tmp_path, [{"data": PerRank(Cursor(at))} for at in (7, 8)])
-    mine = PerRank(Cursor(0))
-    load(storage, which, {"data": mine}, 1, 2)
-    assert mine.value.at == 8
+    first, second, mine = (ElasticBatchSampler(64, 1, rank=0, world=1) for _ in range(3))
+    first.cursor, second.cursor = 7, 8
+    storage, which = save(tmp_path, [{"data": PerRank(one)} for one in (first, second)])
+    load(storage, which, {"data": PerRank(mine)}, 1, 2)
+    assert mine.cursor == 8
 
 
 def test_tensors_of_each_rank_may_have_different_shapes(tmp_path: Path) -> None:
@@ -180,23 +173,57 @@ def test_a_checkpoint_without_it_is_told_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_digest_tells_values_apart() -> None:
-    values: list[Any] = [
-        1,
-        1.0,
-        "1",
-        b"1",
-        True,
-        None,
-        [1],
-        (1,),
-        {1},
-        {1: 1},
-        [[1]],
-        torch.tensor(1),
-        torch.tensor(1.0),
-        torch.tensor([1]),
-        ["a", "b"],
-        ["ab"],
-    ]
+    values: list[Any] = [1, 1.0, "1", b"1", True, None, [1], (1,), {1}, {1: 1}, [[1]], ["a", "b"]]
+    values += [["ab"], torch.tensor(1), torch.tensor(1.0), torch.tensor([1])]
     assert len({value_digest(value) for value in values}) == len(values)
     assert value_digest({"a": torch.ones(3)}) == value_digest({"a": torch.ones(3)})
+
+
+# What ranks hold together in pieces can be held by other ranks in another world
+
+
+class Letters(InPieces):
+    """Of which each rank has some."""
+
+    def __init__(self, letters: str = "") -> None:
+        self.values: dict[str, Any] = {letter: [ord(letter)] for letter in letters}
+        self.offered: list[str] = []
+        self.needs = ""
+
+    def own_pieces(self) -> dict[str, Any]:
+        return self.values
+
+    def needed_pieces(self, saved: Collection[str]) -> Collection[str]:
+        self.offered = sorted(saved)
+        return list(self.needs)
+
+    def take_pieces(self, pieces: Mapping[str, Any]) -> None:
+        self.values = dict(pieces)
+
+
+def loaded(folder: Path, ranks: list[str], needs: str) -> Letters:
+    """One of five ranks, after it has loaded what these ranks have saved."""
+    storage, which = save(folder, [{"x": Letters(own)} for own in ranks])
+    letters = Letters()
+    letters.needs = needs
+    assert load(storage, which, {"x": letters}, 1, 5) == []
+    return letters
+
+
+@pytest.mark.parametrize("needs", ["a", "bcd", "e", "abcde", ""])
+def test_a_rank_goes_on_with_the_pieces_that_it_needs(tmp_path: Path, needs: str) -> None:
+    letters = loaded(tmp_path, ["abc", "", "de"], needs)
+    assert letters.offered == [*"abcde"]
+    assert letters.values == {letter: [ord(letter)] for letter in needs}
+
+
+def test_a_checkpoint_without_pieces_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="it lacks x;"):
+        loaded(tmp_path, ["", ""], "a")
+
+
+def test_pieces_that_are_no_plain_values_are_refused() -> None:
+    letters = Letters()
+    letters.values = {"a": object()}
+    with pytest.raises(CheckpointError, match=r"x\.piece-a is a builtins\.object"):
+        Entries({"x": letters}).state(0)

@@ -1,8 +1,10 @@
-"""Names, terms, and a manifest that cannot be changed unnoticed."""
+"""Names, terms, and manifests and parts in columns, in which no change goes unnoticed."""
 
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zlib
 from typing import TYPE_CHECKING
 
 import crc32c
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.checkpoint.format.crc_combine import combined_crc
 from elastic_runtime.checkpoint.format.manifest import (
     CheckpointId,
     FileRecord,
@@ -20,6 +23,7 @@ from elastic_runtime.checkpoint.format.manifest import (
     newest_first,
     older_terms,
 )
+from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.errors import DamagedCheckpoint, UnknownFormat
 from tests.hostile import make_newer
 
@@ -140,3 +144,98 @@ def test_absurd_numbers_are_damage(field: str, value: str) -> None:
     body["crc32c"] = crc32c.crc32c(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
     with pytest.raises(DamagedCheckpoint, match="not a manifest"):
         Manifest.decode("here", json.dumps(body).encode())
+
+
+# Parts in columns are the same parts, in few bytes, and nothing else is taken for them
+
+
+PARTS = (Part(0, 412, 5, 128), Part(412, 1 << 40, 0xFFFFFFFF, 64), Part(412 + (1 << 40), 7, 9))
+
+
+def file_of(parts: tuple[Part, ...]) -> FileRecord:
+    size = sum(part.length for part in parts)
+    return FileRecord("rank-3.distcp", size, 1, unlisted=len(parts))
+
+
+@st.composite
+def several(draw: st.DrawFn) -> tuple[Part, ...]:
+    parts, end = [], 0
+    for _ in range(draw(st.integers(1, 20))):
+        length = draw(st.integers(0, 1 << 44))
+        parts.append(
+            Part(end, length, draw(st.integers(0, 2**32 - 1)), draw(st.integers(-1, length)))
+        )
+        end += length
+    return tuple(parts)
+
+
+@given(several())
+def test_parts_survive_a_section(parts: tuple[Part, ...]) -> None:
+    found = PartColumns.unpack("here", PartColumns.of(parts).pack(), file_of(parts))
+    assert tuple(found) == parts
+    assert found[1:] == list(parts[1:])
+
+
+def test_no_flipped_bit_in_a_section_is_taken_for_more_than_there_is() -> None:
+    section = PartColumns.of(PARTS).pack()
+    for position in range(len(section) * 8):
+        changed = bytearray(section)
+        changed[position // 8] ^= 1 << position % 8
+        try:
+            found = PartColumns.unpack("here", bytes(changed), file_of(PARTS))
+        except DamagedCheckpoint as error:
+            assert "here is refused" in str(error)
+        else:
+            assert sum(found.lengths) == file_of(PARTS).bytes
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        b"",
+        b"garbage",
+        PartColumns.of(PARTS).pack()[:-1],
+        PartColumns.of(PARTS).pack() + b"more",
+        *(
+            PartColumns.of(parts).pack()
+            for parts in (
+                PARTS[:2],
+                (*PARTS, Part(0, 0, 0)),
+                (*PARTS[:2], Part(0, 6, 9)),  # a byte too few
+                (*PARTS[:2], Part(0, 7, 9, 8)),  # data after its end
+                (*PARTS[:2], Part(0, 7, 9, -2)),
+            )
+        ),
+    ],
+)
+def test_what_is_no_section_of_the_file_is_refused(section: bytes) -> None:
+    with pytest.raises(DamagedCheckpoint, match=r"here is refused.*rank-3\.distcp"):
+        PartColumns.unpack("here", section, file_of(PARTS))
+
+
+def test_a_section_that_grows_takes_no_memory() -> None:
+    bomb = zlib.compress(bytes(100 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedCheckpoint):
+            PartColumns.unpack("here", bomb, file_of(PARTS))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# The checksum of a whole from those of its parts
+
+
+@given(st.lists(st.binary(max_size=200), max_size=8))
+def test_it_is_that_of_the_bytes(pieces: list[bytes]) -> None:
+    parts = [Part(0, len(piece), crc32c.crc32c(piece)) for piece in pieces]
+    assert combined_crc(parts) == crc32c.crc32c(b"".join(pieces))
+
+
+def test_lengths_beyond_the_period_of_the_polynomial() -> None:
+    # Zeros after something: as often as the polynomial's powers repeat, nothing changes.
+    first = Part(0, 4, crc32c.crc32c(b"abcd"))
+    period = (1 << 31) - 1  # of x modulo the polynomial, in bits
+    nothing = Part(0, period, 0)
+    assert combined_crc([first, nothing]) == combined_crc([first])

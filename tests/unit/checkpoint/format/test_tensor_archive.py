@@ -43,16 +43,6 @@ def test_torch_loads_it(tensor: torch.Tensor) -> None:
     assert torch.equal(loaded.to(torch.complex128), tensor.to(torch.complex128))
 
 
-def test_several_in_one_file_can_be_loaded_from_where_they_are() -> None:
-    sources = [of_tensor(torch.full((n,), n)) for n in (1, 2, 3)]
-    data = b"".join(view for source in sources for view in source.views)
-    begin = 0
-    for n, source in enumerate(sources, 1):
-        part = data[begin : begin + source.size]
-        assert torch.load(io.BytesIO(part), weights_only=True).tolist() == [n] * n
-        begin += source.size
-
-
 @pytest.mark.parametrize("size", [(1 << 32) - 1, (1 << 32) + 5])
 def test_torch_loads_more_than_4_gib(tmp_path: Path, size: int) -> None:
     around = wrapping(torch.uint8, (size,), size)

@@ -1,15 +1,26 @@
-"""Who writes what: the same on every rank, everything once, and about the same for each."""
+"""What ranks say of what they hold, where that overlaps, and who writes it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import prod
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.checkpoint.format.rank_outline import Item
+from elastic_runtime.checkpoint.format.chunks import Chunk
+from elastic_runtime.checkpoint.format.rank_outline import (
+    EvenCut,
+    Item,
+    Outline,
+    OutlineParts,
+    cuts_of,
+    say,
+    schema_of,
+)
 from elastic_runtime.errors import CheckpointError
 from tests.checkpoints import plan_of
 
@@ -87,3 +98,118 @@ def test_everything_is_written_once_and_nobody_writes_much_more(
     assert sorted(item.key for file in found for item in file) == sorted(i.key for i in items)
     loads = [sum(item.bytes for item in file) for file in found]
     assert max(loads) - min(loads) <= 4 * max(sizes, default=0)
+
+
+# What a rank says of what it holds: nothing is lost, and ranks that are alike say the same
+
+
+def item(key: str, shape: tuple[int, ...], *cuts: EvenCut) -> Item:
+    offsets, sizes = [0] * len(shape), list(shape)
+    for cut in cuts:
+        offsets[cut.dim], sizes[cut.dim] = cut.span(shape[cut.dim])
+    return Item(key, "float32", shape, tuple(offsets), tuple(sizes), 4 * prod(sizes))
+
+
+def understood(said: OutlineParts, rank: int) -> list[Item]:
+    schema, pattern, cuts = map(json.loads, said.parts)
+    outline = Outline(schema_of(schema), tuple(pattern), cuts_of(cuts))
+    return outline.items(rank, range(len(outline.schema)))
+
+
+@st.composite
+def items(draw: st.DrawFn) -> list[Item]:
+    held = []
+    for number in range(draw(st.integers(0, 8))):
+        shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+        offsets = tuple(draw(st.integers(0, length)) for length in shape)
+        sizes = tuple(
+            draw(st.integers(0, length - begin))
+            for begin, length in zip(offsets, shape, strict=True)
+        )
+        key = draw(st.sampled_from([f"w{number}", f"w{number}.rank-1", f"w{number}.rank-11"]))
+        tensor = Item(key, "int16", shape, offsets, sizes, 2 * prod(sizes), draw(st.booleans()))
+        held.append(draw(st.sampled_from([tensor, Item(key)])))
+    return held
+
+
+@given(items(), st.integers(0, 12), st.integers(1, 12))
+def test_nothing_is_lost(held: list[Item], rank: int, more: int) -> None:
+    assert understood(say(held, rank, rank + more), rank) == held
+
+
+def test_ranks_of_the_same_shards_differ_in_a_few_bytes() -> None:
+    """Lengths that the ranks do not divide are cut as ``torch.chunk`` does: some have nothing."""
+    world = 64
+    said = []
+    for rank in range(world):
+        cut = EvenCut(0, world, rank)
+        held = [item(f"w{length}", (length, 3), cut) for length in (64, 1000, 65, 7)]
+        held += [item("norm", (5,)), Item(f"rng.rank-{rank}")]
+        said.append(say(held, rank, world))
+        assert understood(said[-1], rank) == held
+    assert len({one.parts[:2] for one in said}) == 1, "the same schema, cut after the same pattern"
+    assert max(len(one.parts[2]) for one in said) < 30
+
+
+def test_tensors_cut_along_two_dimensions_or_in_another_number_of_parts() -> None:
+    held = [
+        item(f"w{number}", (64, 32), EvenCut(0, 4, 3), EvenCut(1, 2, 1)) for number in range(100)
+    ]
+    said = say(held, 7, 8)
+    assert understood(said, 7) == held
+    assert len(said.parts[2]) < 40
+
+
+# Where the chunks of a tensor overlap, compared with what indexing picks
+
+
+@st.composite
+def chunks(draw: st.DrawFn, inside: Chunk) -> Chunk:
+    """A chunk within another, maybe without elements."""
+    offsets, sizes = [], []
+    for offset, size in zip(inside.offsets, inside.sizes, strict=True):
+        begin = draw(st.integers(0, size))
+        offsets.append(offset + begin)
+        sizes.append(draw(st.integers(0, size - begin)))
+    return Chunk(tuple(offsets), tuple(sizes))
+
+
+WHOLES = st.lists(st.integers(0, 4), max_size=4).map(lambda shape: Chunk.of(tuple(shape)))
+
+
+def elements(whole: Chunk, chunk: Chunk) -> list[int]:
+    numbered = torch.arange(whole.count).reshape(whole.sizes)
+    return list(numbered[whole.index(chunk)].flatten().tolist())
+
+
+@given(WHOLES.flatmap(lambda whole: st.tuples(st.just(whole), chunks(whole), chunks(whole))))
+def test_the_overlap_is_what_both_hold(found: tuple[Chunk, Chunk, Chunk]) -> None:
+    whole, one, other = found
+    common = set(elements(whole, one)) & set(elements(whole, other))
+    overlap = one.overlap(other)
+    assert set(elements(whole, overlap) if overlap else []) == common
+    assert one.overlap(other) == other.overlap(one)
+    assert whole.holds(one)
+    if other.count:
+        assert one.holds(other) == (set(elements(whole, other)) <= set(elements(whole, one)))
+
+
+@given(
+    WHOLES.flatmap(lambda whole: chunks(whole).flatmap(lambda b: st.tuples(st.just(b), chunks(b))))
+)
+def test_a_run_is_found_exactly_where_there_is_one(found: tuple[Chunk, Chunk]) -> None:
+    outer, inner = found
+    if not inner.count:
+        return
+    picked = list(
+        torch.arange(outer.count).reshape(outer.sizes)[outer.index(inner)].flatten().tolist()
+    )
+    one_run = picked == list(range(picked[0], picked[0] + len(picked)))
+    assert outer.run(inner) == (picked[0] if one_run else None)
+
+
+def test_a_scalar_is_one_element() -> None:
+    scalar = Chunk.of(())
+    assert scalar.count == 1
+    assert scalar.overlap(scalar) == scalar
+    assert scalar.run(scalar) == 0

@@ -1,4 +1,4 @@
-"""A disk for saves, which a test holds up or lets fail."""
+"""A disk for saves, which a test holds up or lets fail; and the events that were told."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from elastic_runtime.checkpoint.storage import local_storage
 from elastic_runtime.errors import CheckpointFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    # All events of a name.
+    Said = Callable[[str], list[str]]
 
 
 class Disk:
-    """A disk that can be held up, and can fail."""
+    """A disk with a directory for checkpoints, that can be held up, and can fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.reached = threading.Semaphore(0)
         self.open = threading.Event()
         self.fails = False
         self.open.set()
 
+    def hold_up(self, save: Callable[[], object]) -> None:
+        """Has a save begin, and come as far as to the disk."""
+        self.open.clear()
+        save()
+        assert self.reached.acquire(timeout=60)
+
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    found = Disk()
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    found = Disk(tmp_path)
     durable = local_storage.LocalWriter.sync
 
     def sync(writer: local_storage.LocalWriter) -> None:
@@ -39,3 +50,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     monkeypatch.setattr(local_storage.LocalWriter, "sync", sync)
     yield found
     found.open.set()
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Said:
+    caplog.set_level("INFO", "elastic_runtime")
+
+    def of(event: str) -> list[str]:
+        texts = [record.msg % record.args for record in caplog.records]
+        return [text for text in texts if text.startswith(f"checkpoint.{event} ")]
+
+    return of

@@ -1,19 +1,30 @@
-"""The image of a file, the copies into it, and what optimizers wait for."""
+"""The image of a file, the copies into it, what optimizers wait for; and how a file is written."""
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+import crc32c
 import pytest
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
-from elastic_runtime.checkpoint.save import staging
-from elastic_runtime.checkpoint.save.staging import Image, PlainCopies, describe, matches, of_tensor
+from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord
+from elastic_runtime.checkpoint.save import file_writer, staging
+from elastic_runtime.checkpoint.save.file_writer import WRITE_SIZE, section, with_parts, write_file
+from elastic_runtime.checkpoint.save.staging import (
+    Image,
+    PartBytes,
+    PlainCopies,
+    describe,
+    matches,
+    of_tensor,
+)
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
 from elastic_runtime.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -51,12 +62,6 @@ def test_an_image_holds_what_would_be_written_without_one(
         assert contents(found) == contents(expected)
         assert [source.data for source in found] == [source.data for source in expected]
         assert image.size == sum(source.size for source in expected)
-
-
-def test_a_view_keeps_its_tensor_alive() -> None:
-    view = bytes_of(torch.full((1000,), 7, dtype=torch.uint8))
-    torch.zeros(1000, dtype=torch.uint8)
-    assert bytes(view) == b"\x07" * 1000
 
 
 @pytest.mark.parametrize(
@@ -143,3 +148,80 @@ def test_optimizers_wait_for_the_copies_and_nothing_else_does(
     assert all(torch.equal(a, b) for a, b in zip(found, momentum, strict=True))
     assert average.weight.abs().sum() > 0
     train()  # the hook is gone with the checkpointer
+
+
+# A file is written in large batches, with a checksum for each part and one for all
+
+
+WHICH = CheckpointId(1, 2)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    made = LocalStorage(tmp_path)
+    assert made.create(WHICH)
+    return made
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many bytes each write has had, and in how many buffers."""
+    found, write = list[tuple[int, int]](), LocalWriter.write
+
+    def noted(out: LocalWriter, buffers: Any) -> None:
+        found.append((sum(one.nbytes for one in buffers), len(buffers)))
+        write(out, buffers)
+
+    monkeypatch.setattr(LocalWriter, "write", noted)
+    return found
+
+
+def written(storage: LocalStorage, parts: list[list[bytes]], *, alone: bool) -> FileRecord:
+    sources = [PartBytes(tuple(map(memoryview, views)), len(views) - 1) for views in parts]
+    size = sum(len(view) for views in parts for view in views)
+    return write_file(storage, WHICH, "it", size, sources, alone=alone)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_parts_are_recorded_with_their_places_and_checksums(
+    storage: LocalStorage, writes: list[tuple[int, int]], alone: bool
+) -> None:
+    contents = [os.urandom(WRITE_SIZE + 5), b"abc", os.urandom(70), os.urandom(2 * WRITE_SIZE)]
+    record = written(storage, [[one[:3], one[3:]] for one in contents], alone=alone)
+    whole = b"".join(contents)
+    assert storage.read_bytes(WHICH, "it") == whole
+    assert (record.bytes, record.crc32c) == (len(whole), crc32c.crc32c(whole))
+    assert [part.crc32c for part in record.parts] == [crc32c.crc32c(one) for one in contents]
+    assert [part.offset for part in record.parts] == [
+        sum(map(len, contents[:number])) for number in range(len(contents))
+    ]
+    assert {part.data for part in record.parts} == {1}
+    assert max(size for size, _ in writes) == WRITE_SIZE
+
+
+def test_small_parts_share_a_write_as_far_as_the_kernel_takes_them(
+    storage: LocalStorage, writes: list[tuple[int, int]]
+) -> None:
+    count = file_writer._MOST_VIEWS + 10
+    record = written(storage, [[b"x"]] * count, alone=False)
+    assert [buffers for _, buffers in writes] == [file_writer._MOST_VIEWS, 10]
+    assert len(record.parts) == count
+
+
+def test_a_file_that_is_not_wanted_any_more_is_given_up(
+    storage: LocalStorage, writes: list[tuple[int, int]]
+) -> None:
+    def stop(count: int) -> None:
+        raise KeyError(count)
+
+    source = PartBytes((memoryview(bytes(10)),))
+    with pytest.raises(KeyError, match="10"):
+        write_file(storage, WHICH, "it", 10, [source], alone=False, advance=stop)
+    assert writes == []
+
+
+def test_a_record_travels_with_its_parts(storage: LocalStorage) -> None:
+    record = written(storage, [[b"head", b"raw"], [b"more"]], alone=False)
+    again = with_parts(section(record))
+    assert (again.name, again.bytes, again.crc32c) == (record.name, record.bytes, record.crc32c)
+    assert tuple(again.parts) == record.parts

@@ -6,6 +6,7 @@ import sys
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -14,6 +15,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.storage import first_contact, remote_storage
+from elastic_runtime.checkpoint.storage.credentials import (
+    secrets_around,
+    secrets_of,
+    without_credentials,
+)
 from elastic_runtime.checkpoint.storage.first_contact import Patience, of_a_job
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.remote_storage import RemoteReader, RemoteStorage
@@ -29,7 +35,9 @@ from elastic_runtime.protocol.messages import EXIT_WORKER_LEFT
 from tests.small_checkpoints import FILE, HOLDER, put, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+
+    Hooked = Callable[[Callable[[str, str], object]], None]
 
 
 class Flaky(MemoryFileSystem):
@@ -78,21 +86,25 @@ class Failing:
 
 
 @pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteStorage]:
+def flaky(monkeypatch: pytest.MonkeyPatch) -> RemoteStorage:
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     monkeypatch.setattr(remote_storage, "_WAIT", tenacity.wait_none())
     monkeypatch.setattr(Flaky, "hook", staticmethod(lambda request, path: None))
     storage = open_storage(f"flaky://{uuid.uuid4().hex}/run")
     assert isinstance(storage, RemoteStorage)
     storage.prepare()
-    yield storage
+    return storage
 
 
-def test_what_fails_for_a_while_is_tried_again(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Hooked:
+    """Has something done before each request from now on."""
+    return lambda do: monkeypatch.setattr(Flaky, "hook", staticmethod(do))
+
+
+def test_what_fails_for_a_while_is_tried_again(flaky: RemoteStorage, hook: Hooked) -> None:
     failing = Failing(2, OSError("Please reduce your request rate"))
-    monkeypatch.setattr(Flaky, "hook", failing)
+    hook(failing)
     term = flaky.take_term(HOLDER)
     manifest = put(flaky, 10, term)
     assert flaky.read_manifest(manifest.id) == manifest
@@ -116,13 +128,13 @@ class Silent:
 
 
 def test_a_store_that_has_never_answered_is_given_up_soon(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+    flaky: RemoteStorage, hook: Hooked
 ) -> None:
     # What cannot be tried again and again by us: the library of the store does so by itself.
     silent = Silent()
     unreachable = Failing(10**9, OSError("nobody is there"))
-    for hook, why in ((silent, "it does not answer"), (unreachable, "nobody is there")):
-        monkeypatch.setattr(Flaky, "hook", staticmethod(hook))
+    for what, why in ((silent, "it does not answer"), (unreachable, "nobody is there")):
+        hook(what)
         storage = open_storage("flaky://me:pa55word@bucket/run", Patience(0.1))
         with pytest.raises(CheckpointUsageError, match=f"cannot reach flaky://.*{why}") as told:
             storage.names()
@@ -131,7 +143,7 @@ def test_a_store_that_has_never_answered_is_given_up_soon(
 
 
 def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+    flaky: RemoteStorage, hook: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "FIRST_STORAGE_REPORT", 0.0)
     monkeypatch.setattr(first_contact, "NEXT_STORAGE_REPORT", 0.0)
@@ -141,51 +153,42 @@ def test_a_job_goes_on_asking_a_store_that_has_never_answered_and_says_so(
         said.append(event)
         silent.over.set()  # it is back
 
-    monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
+    hook(silent)
     assert open_storage("flaky://bucket/run", of_a_job(note, lambda: None)).names() == []
     first = said[0]
     assert isinstance(first, CheckpointUnreachable)
     assert (first.path, first.why) == ("flaky://bucket/run", "it does not answer")
+    hook(failing := Failing(2, OSError("down")))  # a person waits for a while as well
+    assert open_storage("flaky://bucket/run", Patience(60.0)).names() == []
+    assert set(failing.failed.values()) == {2}
 
 
 def test_a_job_whose_store_stays_away_has_failed_for_now(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+    flaky: RemoteStorage, hook: Hooked
 ) -> None:
     """Which is no wrong setting: another try may do better."""
-    monkeypatch.setattr(Flaky, "hook", Failing(10**9, OSError("nobody is there")))
+    hook(Failing(10**9, OSError("nobody is there")))
     patience = Patience(0.1, lambda name, **fields: None)
     with pytest.raises(CheckpointFailed, match=r"cannot reach .*nobody is there"):
         open_storage("flaky://bucket/run", patience).names()
 
 
-def test_what_will_not_change_is_told_a_job_at_once(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_will_not_change_is_told_a_job_at_once(flaky: RemoteStorage, hook: Hooked) -> None:
     class NoCredentials(Exception):
         pass
 
     for error in (NoCredentials("none"), PermissionError("not you")):
-        monkeypatch.setattr(Flaky, "hook", Failing(10**9, error))
+        hook(failing := Failing(10**9, error))
         with pytest.raises(CheckpointFailed, match="give the job credentials") as told:
             first = of_a_job(lambda name, **fields: None, lambda: None)
             open_storage("flaky://bucket/run", first).prepare()
         assert told.value.refused
+    assert set(failing.failed.values()) == {1}, "who is refused does not ask again"
 
 
-def test_a_store_that_has_answered_is_waited_for(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    storage = open_storage(f"flaky://{uuid.uuid4().hex}/run", Patience(1.0))
-    assert storage.names() == []
-    monkeypatch.setattr(Flaky, "hook", Failing(2, OSError("Please reduce your request rate")))
-    assert storage.names() == []
-
-
-def test_what_goes_on_failing_is_an_error_and_no_damage(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_on_failing_is_an_error_and_no_damage(flaky: RemoteStorage, hook: Hooked) -> None:
     manifest = put(flaky, 10)
-    monkeypatch.setattr(Flaky, "hook", Failing(99, OSError("the network is gone\nwith details")))
+    hook(Failing(99, OSError("the network is gone\nwith details")))
     # An older checkpoint must not be taken because the newest cannot be reached at present.
     calls: list[Callable[[], object]] = [
         flaky.names,
@@ -201,48 +204,44 @@ def test_what_goes_on_failing_is_an_error_and_no_damage(
         assert flaky.where in str(caught.value)
 
 
-def test_a_refusal_is_not_tried_again(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_not_tried_again(flaky: RemoteStorage, hook: Hooked) -> None:
     failing = Failing(99, PermissionError("Access Denied"))
-    monkeypatch.setattr(Flaky, "hook", failing)
+    hook(failing)
     with pytest.raises(CheckpointError, match="Access Denied; give the job credentials"):
         flaky.prepare()
     assert set(failing.failed.values()) == {1}
 
 
-def test_a_term_whose_answer_was_lost_is_held(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_term_whose_answer_was_lost_is_held(flaky: RemoteStorage, hook: Hooked) -> None:
     lost = iter([True])
 
     def lose(request: str, path: str) -> None:
         if request == "piped" and next(lost, False):
             raise OSError("no answer")
 
-    monkeypatch.setattr(Flaky, "hook", lose)
+    hook(lose)
     assert flaky.take_term(HOLDER) == 1
     flaky.check_term(1)
 
 
-def test_a_term_that_another_takes_first_is_not_held(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = b'{"run": "r9", "round": 1, "host": "there"}'
+THEIRS = b'{"run": "r9", "round": 1, "host": "there"}'
+
+
+def test_a_term_that_another_takes_first_is_not_held(flaky: RemoteStorage, hook: Hooked) -> None:
     first = iter([True])
 
     def overtake(request: str, path: str) -> None:
         if request == "pipe" and next(first, False):
-            flaky._fs.pipe_file(path, theirs)
+            flaky._fs.pipe_file(path, THEIRS)
 
-    monkeypatch.setattr(Flaky, "hook", overtake)
+    hook(overtake)
     assert flaky.take_term(HOLDER) == 2
 
 
 def test_of_two_that_took_a_term_at_the_same_moment_one_stops(flaky: RemoteStorage) -> None:
     # As in a store that cannot create exclusively: the other's put comes after ours was read back.
     term = flaky.take_term(HOLDER)
-    flaky._fs.pipe_file(f"{flaky._root}/term-{term}", b'{"run": "r9", "round": 1, "host": "there"}')
+    flaky._fs.pipe_file(f"{flaky._root}/term-{term}", THEIRS)
     with pytest.raises(CheckpointError, match=r"run r9.*same moment"):
         flaky.check_term(term)
     with pytest.raises(CheckpointError, match="same moment"):
@@ -250,28 +249,23 @@ def test_of_two_that_took_a_term_at_the_same_moment_one_stops(flaky: RemoteStora
 
 
 def test_the_manifest_is_the_last_to_come_and_the_first_to_go(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+    flaky: RemoteStorage, hook: Hooked
 ) -> None:
-    story: list[tuple[str, str]] = []
-    monkeypatch.setattr(Flaky, "hook", lambda request, path: story.append((request, path)))
+    changes: list[tuple[str, str]] = []
+    hook(lambda request, path: request in ("pipe", "rm") and changes.append((request, path)))
     manifest = put(flaky, 10)
     at = f"{flaky._root}/{manifest.id.name}"
-    changes = [(request, path) for request, path in story if request in ("pipe", "rm")]
-    assert changes == [("pipe", f"{at}/{MANIFEST}")]
-    story.clear()
-    flaky.remove(manifest)
     moved = f"{flaky._root}/{manifest.id.pruned_name}/{MANIFEST}"
-    assert [(request, path) for request, path in story if request in ("pipe", "rm")] == [
-        ("pipe", moved),
-        ("rm", f"{at}/{MANIFEST}"),
-        ("rm", f"{at}/{FILE}"),
-        ("rm", moved),
-    ]
+    assert changes == [("pipe", f"{at}/{MANIFEST}")]
+    changes.clear()
+    flaky.remove(manifest)
+    gone = [f"{at}/{MANIFEST}", f"{at}/{FILE}", moved]
+    assert changes == [("pipe", moved), *(("rm", path) for path in gone)]
 
 
 @pytest.mark.parametrize("last", range(4))
 def test_a_deletion_that_stops_anywhere_is_finished_later(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch, last: int
+    flaky: RemoteStorage, hook: Hooked, last: int
 ) -> None:
     manifest, other = put(flaky, 10), put(flaky, 20)
     done = 0
@@ -283,10 +277,10 @@ def test_a_deletion_that_stops_anywhere_is_finished_later(
                 raise PermissionError("no more")
             done += 1
 
-    monkeypatch.setattr(Flaky, "hook", stop)
+    hook(stop)
     with pytest.raises(CheckpointError, match="no more"):
         flaky.remove(manifest)
-    monkeypatch.setattr(Flaky, "hook", lambda request, path: None)
+    hook(lambda request, path: None)
     assert flaky.read_manifest(manifest.id) in (manifest, None)
     flaky.finish_removals()
     whole = [other.id.name] if last else [manifest.id.name, other.id.name]
@@ -309,50 +303,32 @@ def test_a_large_file_is_never_held_twice(
     """The library of a store copies what it is given; so it is given little at a time."""
     monkeypatch.setattr(remote_storage, "_PART", 1000)
     written: list[int] = []
-    opened: dict[str, Any] = {}
-
-    class File:
-        def write(self, data: memoryview) -> None:
-            written.append(data.nbytes)
-
-        def close(self) -> None:
-            written.append(-1)
-
-    monkeypatch.setattr(Flaky, "open", lambda self, path, mode, **kw: opened.update(kw) or File())
+    file = Mock(write=lambda data: written.append(data.nbytes), close=lambda: written.append(-1))
+    opened = Mock(return_value=file)
+    monkeypatch.setattr(Flaky, "open", opened)
     with flaky.writer(CheckpointId(1, 1), FILE, 50 << 30) as out:
         out.write([memoryview(bytes(2500)), memoryview(bytes(10))])
     assert written == [1000, 1000, 500, 10, -1]
-    assert opened["block_size"] * 10_000 > 50 << 30, "S3 takes 10,000 parts"
+    assert opened.call_args.kwargs["block_size"] * 10_000 > 50 << 30, "S3 takes 10,000 parts"
 
 
 def test_a_file_that_could_not_be_written_is_abandoned(
     flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story: list[str] = []
-
-    class File:
-        closed = False
-
-        def write(self, data: memoryview) -> None:
-            raise OSError("the connection was reset")
-
-        def discard(self) -> None:
-            story.append("discard")
-
-        def close(self) -> None:
-            story.append("close")
-
-    monkeypatch.setattr(Flaky, "open", lambda *args, **kwargs: File())
+    file = Mock(closed=False)
+    file.write.side_effect = OSError("the connection was reset")
+    monkeypatch.setattr(Flaky, "open", Mock(return_value=file))
     with (
         pytest.raises(CheckpointError, match=r"cannot save to flaky://.*connection was reset"),
         flaky.writer(CheckpointId(1, 1), FILE, 10) as out,
     ):
         out.write([memoryview(b"0123456789")])
-    assert story == ["discard"]
+    file.discard.assert_called_once()
+    file.close.assert_not_called()
 
 
 def test_ranges_are_read_side_by_side(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+    flaky: RemoteStorage, hook: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_storage, "_RANGE", 10)
     which = CheckpointId(1, 1)
@@ -365,7 +341,7 @@ def test_ranges_are_read_side_by_side(
         if request == "cat":
             meeting.wait()
 
-    monkeypatch.setattr(Flaky, "hook", meet)
+    hook(meet)
     buffers = [memoryview(bytearray(size)) for size in (0, 3, 40, 0, 47)]
     with flaky.reader(which, FILE) as reader:
         reader.readinto(5, buffers)
@@ -398,26 +374,12 @@ def test_a_read_that_fails_writes_nothing_afterwards(
 # Words
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("s3://bucket/run/", "s3://bucket/run"),
-        ("sftp://me:pa55word@host/run", "sftp://host/run"),
-        ("https://host/run?token=t0ken&x=1", "https://host/run"),
-        ("gs://bucket", "gs://bucket"),
-    ],
-)
-def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
-    assert remote_storage.without_credentials(url) == shown
-
-
 def test_what_a_library_says_is_shown_without_credentials(
-    monkeypatch: pytest.MonkeyPatch,
+    flaky: RemoteStorage, hook: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsspec.register_implementation("flaky", Flaky, clobber=True)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     text = "refused: key wJalrXUtnFEMI, password pa55word, token t0ken"
-    monkeypatch.setattr(Flaky, "hook", Failing(99, PermissionError(text)))
+    hook(Failing(99, PermissionError(text)))
     storage = open_storage("flaky://me:pa55word@bucket/run?token=t0ken")
     with pytest.raises(CheckpointError) as caught:
         storage.names()
@@ -426,20 +388,18 @@ def test_what_a_library_says_is_shown_without_credentials(
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
-    with pytest.raises(CheckpointError, match=r"pip install 'elastic-runtime\[storage\]'"):
-        open_storage("s3://bucket/run")
-    monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(CheckpointError, match=r"pip install 'elastic-runtime\[storage\]'"):
-        open_storage("s3://bucket/run")
+    for package in ("s3fs", "fsspec.core"):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(CheckpointError, match=r"pip install 'elastic-runtime\[storage\]'"):
+            open_storage("s3://bucket/run")
 
 
 def test_a_job_that_is_asked_to_leave_does_not_wait_for_a_store(
-    flaky: RemoteStorage, monkeypatch: pytest.MonkeyPatch
+    flaky: RemoteStorage, hook: Hooked
 ) -> None:
     silent = Silent()
-    monkeypatch.setattr(Flaky, "hook", staticmethod(silent))
+    hook(silent)
 
     def leave() -> None:
         raise SystemExit(EXIT_WORKER_LEFT)
@@ -447,3 +407,34 @@ def test_a_job_that_is_asked_to_leave_does_not_wait_for_a_store(
     with pytest.raises(SystemExit):
         open_storage("flaky://bucket/run", of_a_job(lambda name, **fields: None, leave)).names()
     silent.over.set()
+
+
+# What no message may show: passwords and keys in URLs and in the environment
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/run", "s3://bucket/run"),
+        ("s3://key:hidden@bucket/run/", "s3://bucket/run"),
+        ("http://host/run?token=hidden&a=b", "http://host/run"),
+        ("sftp://me@host:22/a/b", "sftp://host:22/a/b"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
+def test_the_secrets_of_a_url_are_its_password_and_its_query() -> None:
+    found = secrets_of("https://me:hidden@host/run?token=abc&x=def")
+    assert found == {"hidden", "token=abc&x=def", "abc", "def"}
+    assert secrets_of("s3://bucket/run") == frozenset()
+
+
+def test_the_secrets_around_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_STORE_SECRET", "long-enough")
+    monkeypatch.setenv("MY_OTHER_TOKEN", "short")
+    monkeypatch.setenv("MY_HOME_TOWN", "nothing-secret")
+    found = secrets_around()
+    assert "long-enough" in found
+    assert not {"short", "nothing-secret"} & found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.data.sharded import sharded_stream
@@ -26,9 +28,9 @@ class ThreadPeers:
         self._barrier = threading.Barrier(ranks)
         self._values: dict[int, Any] = {}
 
-    def of(self, rank: int) -> OneOfPeers:
+    def of(self, rank: int) -> SimpleNamespace:
         """The peers as one rank sees them."""
-        return OneOfPeers(self, rank)
+        return SimpleNamespace(gather=partial(self.gather, rank))
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         """What each has given; all wait for each other, twice."""
@@ -41,18 +43,6 @@ class ThreadPeers:
     def abort(self) -> None:
         """A rank is gone: nobody waits for it."""
         self._barrier.abort()
-
-
-@dataclass
-class OneOfPeers:
-    """The peers as one rank sees them."""
-
-    all: ThreadPeers
-    rank: int
-
-    def gather(self, value: Any) -> list[Any]:
-        """As ``Peers.gather``."""
-        return self.all.gather(self.rank, value)
 
 
 @dataclass(frozen=True)

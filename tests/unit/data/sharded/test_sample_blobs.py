@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +29,7 @@ from elastic_runtime.data.sharded.sample_blobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -42,64 +43,49 @@ def maps() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:elastic-samples")
 
 
-def _own(orders: Connection) -> None:
-    owner = BlobOwner()
-    while True:
-        try:
-            order, *arguments = orders.recv()
-        except EOFError:
-            os._exit(0)
-        if order == "keep":
-            orders.send(owner.keep(*arguments))
-        elif order == "drop":
-            owner.drop_before(*arguments)
-            orders.send(descriptors())
-        elif order == "open":  # another file takes the lowest number that is free
-            file = os.memfd_create("another")
-            os.write(file, *arguments)
-            orders.send(file)
+_owner = BlobOwner()
+
+
+def _keep(samples: Any, age: tuple[int, int]) -> BlobName:
+    return _owner.keep(samples, age)
+
+
+def _drop_before(age: tuple[int, int]) -> int:
+    _owner.drop_before(age)
+    return descriptors()
+
+
+def _open_file(content: bytes) -> int:
+    file = os.memfd_create("another")
+    os.write(file, content)
+    return file
 
 
 class Other:
     """Another process with blobs."""
 
-    def __init__(self) -> None:
-        fork = multiprocessing.get_context("fork")
-        self._orders, there = fork.Pipe()
-        self.process = fork.Process(target=_own, args=(there,), daemon=True)
-        self.process.start()
-        there.close()
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+        self.process = pool.submit(os.getpid).result()
 
     def keep(self, samples: Any, age: tuple[int, int] = (0, 0)) -> BlobName:
-        name: BlobName = self._asked("keep", samples, age)
-        assert name.process == self.process.pid
+        name = self._pool.submit(_keep, samples, age).result()
+        assert name.process == self.process
         return name
 
     def drop_before(self, age: tuple[int, int]) -> int:
         """How many descriptors it has then."""
-        left: int = self._asked("drop", age)
-        return left
+        return self._pool.submit(_drop_before, age).result()
 
     def open_file(self, content: bytes) -> int:
-        file: int = self._asked("open", content)
-        return file
-
-    def _asked(self, *order: Any) -> Any:
-        self._orders.send(order)
-        return self._orders.recv()
-
-    def close(self) -> None:
-        self._orders.close()
-        self.process.kill()
-        self.process.join()
-        self.process.close()
+        """Another file takes the lowest number that is free."""
+        return self._pool.submit(_open_file, content).result()
 
 
 @pytest.fixture
 def other() -> Iterator[Other]:
-    made = Other()
-    yield made
-    made.close()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        yield Other(pool)
 
 
 SAMPLES = [{"__key__": "a", "jpg": bytes(range(256))}, b"", None, 3, "é", [1.5, (2, "x")], {}]
@@ -113,13 +99,13 @@ def test_samples_of_another_process_are_found_in_any_order(other: Other) -> None
 
 def test_several_blobs_of_several_processes_are_not_mixed_up(other: Other) -> None:
     owner, reader = BlobOwner(), BlobReader()
-    names = [
-        (place, n, keep([f"{place}.{n}", n], (0, n)))
+    names = {
+        (place, n): keep([f"{place}.{n}", n], (0, n))
         for n in range(5)
         for place, keep in (("here", owner.keep), ("there", other.keep))
-    ]
-    assert len({name for _, _, name in names}) == 10
-    for place, n, name in names[::-1] + names:
+    }
+    assert len({*names.values()}) == 10
+    for (place, n), name in [*reversed(names.items()), *names.items()]:
         assert [reader.sample(name, each) for each in (0, 1)] == [f"{place}.{n}", n]
     owner.drop_before((1, 0))
 
@@ -201,9 +187,9 @@ def test_with_its_process_a_blob_is_gone(other: Other) -> None:
     name, seen = other.keep(["a", "b"]), other.keep(["c", "d"])
     reader = BlobReader()
     assert reader.sample(seen, 0) == "c"
-    assert other.process.pid is not None
-    os.kill(other.process.pid, signal.SIGKILL)
-    other.process.join()
+    os.kill(other.process, signal.SIGKILL)
+    with pytest.raises(BrokenProcessPool):
+        other.keep([])
     with pytest.raises(BlobGone):
         reader.sample(name, 0)
     assert reader.sample(seen, 1) == "d"
@@ -237,29 +223,11 @@ def test_a_reader_holds_what_is_not_dropped_and_nothing_afterwards(other: Other)
     assert reader.sample(names[0], 0) == AGES[0]
 
 
-def test_an_owner_has_a_descriptor_of_each_blob_and_none_afterwards() -> None:
-    before, owner = descriptors(), BlobOwner()
-    for n, age in enumerate(AGES):
-        owner.keep(["x"] * 2000, age)
-        assert descriptors() == before + n + 1
-    owner.drop_before((2, 0))
-    assert descriptors() == before
-    owner.drop_before((2, 0))
-
-
 def test_a_sample_that_cannot_be_pickled_leaves_nothing() -> None:
     before, owner = descriptors(), BlobOwner()
     with pytest.raises(TypeError, match="pickle"):
         owner.keep([1, threading.Lock()], (0, 0))
     assert descriptors() == before
-
-
-def in_another_process(check: Callable[[], None]) -> None:
-    process = multiprocessing.get_context("fork").Process(target=check)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    process.close()
 
 
 def test_a_blob_that_cannot_be_written_leaves_nothing() -> None:
@@ -273,7 +241,10 @@ def test_a_blob_that_cannot_be_written_leaves_nothing() -> None:
         name = owner.keep([b"x" * 9000], (0, 0))
         assert BlobReader().sample(name, 0) == b"x" * 9000
 
-    in_another_process(check)
+    process = multiprocessing.get_context("fork").Process(target=check)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_a_program_that_an_owner_starts_has_no_blob() -> None:

@@ -1,4 +1,4 @@
-"""Each sample once an epoch, in whatever worlds; positions; and what is refused."""
+"""What users say about their shards; each sample once an epoch, in whatever worlds; positions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import pickle
 import random
 import weakref
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import psutil
 import pytest
+from datasets.distributed import split_dataset_by_node
 
 import elastic_runtime as elastic
+from elastic_runtime.data.sharded.shard_list import ShardList
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 from tests.unit.data.play import world_of
 from tests.unit.data.sharded.ranks import GlobalStep, letters, live, write_shards
@@ -132,16 +135,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-def test_an_uncommitted_batch_comes_again(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [20]), batch_size=4)
-    first = next(iter(stream)).tolist()
-    assert next(iter(stream)).tolist() == first
-    stream.commit()
-    assert (stream.epoch, stream.cursor) == (0, 4)
-    assert next(iter(stream)).tolist() != first
-
-
-def test_the_scale_is_that_of_the_share(tmp_path: Path) -> None:
+def test_the_scale_belongs_to_a_batch(tmp_path: Path) -> None:
     stream = elastic.ShardedStream(write_shards(tmp_path, [6]), batch_size=4, rank=0, world=1)
     with pytest.raises(UsageError, match="loss_scale belongs to a batch"):
         _ = stream.loss_scale
@@ -181,18 +175,15 @@ def test_a_saved_position_decides_on_seed_and_streams(tmp_path: Path) -> None:
 
 def test_another_batch_counts_from_the_next_lot_on(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [100] * 10)
-    position = halfway(shards, 10, batch_size=6)
     stream = elastic.ShardedStream(shards, batch_size=9)
-    stream.load_state_dict(position)
-    sizes, samples = [], []
+    stream.load_state_dict(halfway(shards, 10, batch_size=6))
+    batches = []
     for batch in stream:
-        sizes.append(len(batch))
-        samples += batch.tolist()
+        batches.append(batch.tolist())
         stream.commit()
-    assert sizes[:6] == [6] * 6
-    assert set(sizes[6:-1]) == {9}
-    done = set(range(1000)) - set(samples)
-    assert len(done) == 60 and len(samples) == 940
+    assert [len(batch) for batch in batches[:6]] == [6] * 6
+    assert {len(batch) for batch in batches[6:-1]} == {9}
+    assert len({n for batch in batches for n in batch}) == sum(map(len, batches)) == 940
 
 
 def test_other_shards_are_refused_within_an_epoch_and_taken_between_two(tmp_path: Path) -> None:
@@ -217,61 +208,74 @@ def test_a_shard_that_has_changed_within_an_epoch_is_noticed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_broken_shard_is_one_clear_line(processes: int, tmp_path: Path) -> None:
-    shards = write_shards(tmp_path, [10, 10])
-    stream = elastic.ShardedStream(
-        [*shards, "/nowhere/x.jsonl"], batch_size=4, num_workers=processes
-    )
-    with pytest.raises(
-        BrokenShard, match=r"^rank 0: the shard /nowhere/x.jsonl cannot be read: F.*$"
-    ):
-        next(iter(stream))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none", "rank 0: the shard .*/none.jsonl cannot be read: F"),
+        ("half", "a sample of the shard .*/half.jsonl cannot be decoded: "),
+    ],
+)
+def test_a_shard_that_is_gone_or_broken_is_one_clear_line(
+    processes: int, name: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "half.jsonl").write_text("1\n2\n{half")
+    shards = [*write_shards(tmp_path, [10, 10]), tmp_path / f"{name}.jsonl"]
+    stream = elastic.ShardedStream(shards, batch_size=4, num_workers=processes)
+    with pytest.raises(BrokenShard, match=rf"^{words}.*$"):
+        list(stream)
 
 
-@pytest.mark.parametrize("processes", [0, 1])
-def test_a_sample_that_cannot_be_decoded_is_one_clear_line(processes: int, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("1\n2\n{half")
-    stream = elastic.ShardedStream([path], batch_size=3, num_workers=processes)
-    with pytest.raises(
-        BrokenShard, match=r"^a sample of the shard .*a.jsonl cannot be decoded: .*$"
-    ):
-        next(iter(stream))
-
-
-def test_any_function_may_read(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(["abc", "", "defgh"], read=letters, batch_size=2, num_workers=1)
-    for _ in stream:
-        stream.commit()
-        break
-    again = elastic.ShardedStream(["abc", "", "defgh"], read=letters, batch_size=2)
+def test_any_function_may_read() -> None:
+    shards = ["abc", "", "defgh"]
+    stream = elastic.ShardedStream(shards, read=letters, batch_size=2, num_workers=1)
+    next(iter(stream))
+    stream.commit()
+    again = elastic.ShardedStream(shards, read=letters, batch_size=2)
     again.load_state_dict(stream.state_dict())
-    seen = [letter for batch in again for letter in batch]
-    assert len(seen) == 6
+    assert len([letter for batch in again for letter in batch]) == 6
 
 
 @pytest.mark.parametrize(
     ("shards", "settings", "words"),
     [
-        ([], {"batch_size": 4}, "no shard in the list"),
-        (["a.bin"], {"batch_size": 4}, "does not tell how it is to be read"),
-        (["a.tar", "b.jsonl"], {"batch_size": 4}, "of several formats"),
-        (["a.tar"], {}, "batch_size is missing"),
+        *((none, {"read": "tar"}, "no shard in the list") for none in ([], (), iter(()), range(0))),
+        *(
+            (odd, {"read": read}, "a list of paths or URLs")
+            for odd in (7, None, b"a.tar", {"a.tar": 1}, {"a.tar", "b.tar"})
+            for read in (None, "tar", list)
+        ),
+        (["a.tar", "b.bin"], {}, r"shard 'b\.bin' does not tell how it is to be read"),
+        ([7], {}, "shard '7' does not tell"),
+        (["a.tar", "b.jsonl"], {}, r"of several formats \(jsonl, tar\)"),
+        ("nowhere/*.tar", {}, r"no file fits the pattern 'nowhere/\*\.tar'"),
+        ("file:///nowhere/*.tar", {}, "no file fits the pattern 'file://"),
+        ("nosuch://a/*.tar", {}, "cannot be looked up: ValueError: Protocol not known"),
+        ("data-{000..009}.tar", {}, "braces are not expanded"),
+        *((["a.tar"], {"read": read}, f"read={read!r} is not known") for read in ("csv", "", 3)),
+        (["a.tar"], {"batch_size": None}, "batch_size is missing"),
         (["a.tar"], {"batch_size": 0}, "batch_size is a whole number"),
-        (["a.tar"], {"batch_size": 4, "streams": 0}, "streams is a whole number"),
-        (["a.tar"], {"batch_size": 4, "shuffle_buffer": -1}, "shuffle_buffer is a whole number"),
-        (["a.tar"], {"batch_size": 4, "shuffle": True}, "decides on shuffle itself"),
-        (["a.tar"], {"batch_size": 4, "in_order": False, "num_workers": 1}, "in_order=False"),
-        (["a.tar"], {"batch_size": 4, "rank": 1}, "rank= and world= both"),
-        (["a.tar"], {"batch_size": 4, "rank": 2, "world": 2}, "no rank 2 of 2"),
-        (["a.tar"], {"batch_size": 4, "read": "csv"}, "read='csv' is not known"),
-        ("nowhere/*.tar", {"batch_size": 4}, "no file fits the pattern"),
-        (7, {"batch_size": 4}, "a list of paths or URLs"),
+        (["a.tar"], {"streams": 0}, "streams is a whole number"),
+        (["a.tar"], {"shuffle_buffer": -1}, "shuffle_buffer is a whole number"),
+        *(
+            (["a.tar"], {name: None, "num_workers": 1}, f"decides on {name} itself")
+            for name in ("batch_sampler", "drop_last", "persistent_workers", "sampler", "shuffle")
+        ),
+        (["a.tar"], {"shuffle": True, "drop_last": False}, "decides on drop_last, shuffle itself"),
+        (["a.tar"], {"shuffle": True}, "itself; remove the option; shuffle_buffer="),
+        (["a.tar"], {"buffer_size": 4}, "no option buffer_size; its own are .* shuffle_buffer"),
+        (["a.tar"], {"in_order": False, "num_workers": 1}, "in_order=False"),
+        (["a.tar"], {"rank": 1}, "rank= and world= both"),
+        (["a.tar"], {"rank": 2, "world": 2}, "no rank 2 of 2"),
     ],
 )
 def test_what_makes_no_sense_is_refused(shards: Any, settings: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        elastic.ShardedStream(shards, **settings)
+        elastic.ShardedStream(shards, **{"batch_size": 4, **settings})
+
+
+def test_options_of_a_loader_are_fine() -> None:
+    options: dict[str, Any] = {"num_workers": 2, "pin_memory": True, "in_order": True, "timeout": 3}
+    elastic.ShardedStream(["a.tar"], batch_size=4, **options)
 
 
 def test_shards_without_a_sample_are_refused(tmp_path: Path) -> None:
@@ -280,8 +284,8 @@ def test_shards_without_a_sample_are_refused(tmp_path: Path) -> None:
         next(iter(stream))
 
 
-def test_it_says_that_it_has_no_length(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [3]), batch_size=2)
+def test_it_says_that_it_has_no_length() -> None:
+    stream = elastic.ShardedStream(range(1), read=chr, batch_size=2)
     with pytest.raises(TypeError, match="a ShardedStream has no length"):
         len(stream)
     assert stream
@@ -298,26 +302,8 @@ def test_streams_make_even_parts_of_a_batch_where_that_can_be(
     assert len(stream._committed.lot.places) == streams
 
 
-class Stated:
-    """Numbers whose position is a dict, as that of most libraries."""
-
-    def __init__(self, shard: int) -> None:
-        self._shard, self._at = shard, 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self._at < 40:
-            self._at += 1
-            yield 100 * self._shard + self._at
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": {"row": self._at}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._at = state["at"]["row"]
-
-
 def rows() -> Any:
-    """A data set of Hugging Face of several lots."""
+    """A data set of Hugging Face of several lots, which has a position of its own."""
     table = datasets.Dataset.from_dict({"n": list(range(600))})
     return table.to_iterable_dataset(num_shards=7).map(_twice)
 
@@ -331,41 +317,30 @@ def number_of(row: dict[str, int]) -> int:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize(
-    ("made", "settings", "expected"),
-    [
-        (range(9), {"read": Stated}, [100 * n + k for n in range(9) for k in range(1, 41)]),
-        (None, {"decode": number_of}, [2 * n for n in range(600)]),
-    ],
-)
-def test_what_has_a_state_goes_on_in_each_of_many_lots(
-    made: Any, settings: dict[str, Any], expected: list[int], processes: int
-) -> None:
-    shards = rows() if made is None else made
-    settings = {"batch_size": 5, "shuffle_buffer": 10, "num_workers": processes, **settings}
+def test_what_has_a_state_goes_on_in_each_of_many_lots(processes: int) -> None:
+    settings = {"batch_size": 5, "shuffle_buffer": 10, "num_workers": processes}
     seen: list[int] = []
-    position: dict[str, Any] | None = None
+    position: dict[str, Any] = {}
     for steps in (3, 17, 20, 1, 200):
-        stream = elastic.ShardedStream(shards, **settings)
-        if position is not None:
+        stream = elastic.ShardedStream(rows(), decode=number_of, **settings)
+        if position:
             stream.load_state_dict(json.loads(json.dumps(position)))
         for _, batch in zip(range(steps), stream, strict=False):
             seen += batch.tolist()
             stream.commit()
         position = stream.state_dict()
-    assert sorted(seen) == expected
-    assert position is not None
+    assert sorted(seen) == [2 * n for n in range(600)]
     assert position["epoch"] == 1
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    stream = elastic.ShardedStream(range(3), read=Stated, batch_size=2)
+    stream = elastic.ShardedStream(range(3), read=chr, batch_size=2)
     with pytest.raises(UsageError, match="is that of something else: it has no "):
         stream.load_state_dict(elastic.ElasticBatchSampler(10, 2).state_dict())
 
 
 def test_a_loader_around_it_is_refused() -> None:
-    stream = elastic.ShardedStream(range(3), read=Stated, batch_size=2)
+    stream = elastic.ShardedStream(range(3), read=chr, batch_size=2)
     for options in ({"batch_size": 8}, {"batch_size": 8, "at_least_once": True}):
         with pytest.raises(UsageError, match="itself the loader"):
             elastic.loader(stream, **options)
@@ -398,11 +373,14 @@ def test_a_shuffle_buffer_of_hugging_face_is_refused_wherever_it_is() -> None:
 
 def test_an_iteration_from_before_a_position_was_loaded_is_void(tmp_path: Path) -> None:
     stream = elastic.ShardedStream(write_shards(tmp_path, [50]), batch_size=4)
+    first = next(iter(stream)).tolist()
     batches = iter(stream)
+    assert next(batches).tolist() == first, "what is not committed comes again"
     position = stream.state_dict()
-    for _ in range(5):
-        next(batches)
+    for _ in range(4):
         stream.commit()
+        next(batches)
+    assert stream.cursor == 16
     stream.load_state_dict(position)
     with pytest.raises(UsageError, match="iterate over the stream anew"):
         next(batches)
@@ -436,3 +414,108 @@ def test_a_rank_that_reads_alone_asks_no_other(
     assert sorted(rest(elastic.ShardedStream(shards, batch_size=4, rank=0, world=1))) == [*range(9)]
     with pytest.raises(UsageError, match="before a checkpointer or a stream is used"):
         next(iter(elastic.ShardedStream(shards, batch_size=4)))
+
+
+# What users say about their shards: understood or refused, and known again
+
+
+def listed(shards: Any) -> list[Any]:
+    return list(ShardList.of(shards, None, None).shards)
+
+
+def test_a_pattern_gives_its_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("b.tar", "a.tar", "c.txt", "d/e.tar", "a.tar.part", "ab.tar"):
+        (tmp_path / name).touch()
+    at = str(tmp_path)
+    assert listed(f"{at}/*.tar") == [f"{at}/a.tar", f"{at}/ab.tar", f"{at}/b.tar"]
+    assert listed(f"{at}/?.tar") == [f"{at}/a.tar", f"{at}/b.tar"]
+    assert listed(f"{at}/[bc].tar") == [f"{at}/b.tar"]
+    assert listed(f"{at}/**/[be].tar") == [f"{at}/b.tar", f"{at}/d/e.tar"]
+    assert listed(f"file://{at}/*.tar") == [f"file://{at}/{n}.tar" for n in ("a", "ab", "b")]
+
+
+def test_one_path_or_url_is_taken_as_it_is() -> None:
+    for one in ("not/there.tar", "s3://bucket/a.tar", "https://h/[a].tar?b", Path("a.tar")):
+        assert listed(one) == [one]
+
+
+def test_a_data_set_that_is_split_over_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match="is split over ranks"):
+        listed(split_dataset_by_node(hugging_face(4), 0, 2))
+
+
+def test_a_list_keeps_its_order() -> None:
+    names = ["b.tar", Path("a.tar"), "s3://c/*.tgz", "b.tar"]
+    for given in (names, tuple(names), iter(names)):
+        assert listed(given) == names
+
+
+@pytest.mark.parametrize(
+    ("shards", "read", "decode", "made"),
+    [
+        (["a.tar", "b.tgz", "c.tar.gz"], None, None, ("tar", None)),
+        (["a.pq", "b.parquet"], None, None, ("parquet", None)),
+        (["a.tar"], list, None, (list, None)),
+        # Only lines are parsed.
+        (["a.jsonl"], None, None, ("jsonl", json.loads)),
+        (["a.tar", "b.txt"], "jsonl", None, ("jsonl", json.loads)),
+        (["a.jsonl"], None, bytes, ("jsonl", bytes)),
+        (["a.jsonl"], list, None, (list, None)),
+    ],
+)
+def test_names_tell_how_shards_are_read_and_decoded_unless_it_is_said(
+    shards: list[str], read: Any, decode: Any, made: tuple[Any, Any]
+) -> None:
+    found = ShardList.of(shards, read, decode)
+    assert (found.read, found.decode) == made
+
+
+def test_a_function_may_understand_any_shards() -> None:
+    shards = [1, ("host", 2), {"a": 3}, None]
+    made = ShardList.of(shards, iter, None)
+    assert (made.shards, made.read, made.decode) == (shards, iter, None)
+
+
+def hugging_face(number: int) -> Any:
+    """0, 1, …, 9 in so many shards."""
+    return datasets.Dataset.from_dict({"n": list(range(10))}).to_iterable_dataset(number)
+
+
+def test_a_data_set_of_hugging_face_has_its_shards_by_number() -> None:
+    made = pickle.loads(pickle.dumps(ShardList.of(hugging_face(3), None, str)))
+    assert (list(made.shards), made.decode) == ([0, 1, 2], str)
+    parts = [[row["n"] for row in made.read(shard)] for shard in made.shards]
+    assert parts == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_a_data_set_of_hugging_face_is_read_in_no_other_way() -> None:
+    for read in ("tar", list):
+        with pytest.raises(UsageError, match="leave out read="):
+            ShardList.of(hugging_face(1), read, None)
+
+
+def identity(*shards: Any) -> str:
+    return ShardList.of(shards, list, None).identity
+
+
+def test_the_same_shards_have_the_same_identity() -> None:
+    assert identity("a.tar", "b.tar") == identity(Path("a.tar"), "b.tar")
+    assert identity(1, 2) == identity(1, 2)
+    made = ShardList.of(["a.tar", "b.tar"], None, str)
+    assert made.identity == identity("a.tar", "b.tar")
+    # It is in checkpoints: it must not change with the version of anything.
+    assert made.identity == "2-8c6748ff2fbfe54b"
+
+
+def test_other_shards_have_another_identity() -> None:
+    lists: list[Any] = ["ab", "ba", "a", "ac", ["ab"], "abb", [1, 2], [2, 1], "\udcff", "\udcfe"]
+    assert len({identity(*names) for names in lists}) == len(lists)
+
+
+def test_of_shards_without_a_name_only_the_number_counts() -> None:
+    assert identity(("a",), {}) == identity(None, object())
+    assert identity(None) != identity(None, None)
+    three, four = (ShardList.of(hugging_face(n), None, None).identity for n in (3, 4))
+    assert three == ShardList.of(hugging_face(3), None, None).identity
+    assert three != four

@@ -1,7 +1,8 @@
-"""Tasks of a stream's loader: which comes next, and what it gives."""
+"""Tasks of a stream's loader: which comes next, what it gives, and what an iteration holds."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import traceback
 from collections import Counter
@@ -12,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import elastic_runtime as elastic
 from elastic_runtime.data.sample_seeds import Moment
 from elastic_runtime.data.sharded import stream_tasks
 from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
+from elastic_runtime.data.sharded.stream_steps import StreamWindows, window_keys
 from elastic_runtime.data.sharded.stream_tasks import (
     HeldWindow,
     ReadFailure,
+    ReadResult,
     ReadTask,
     ShardWork,
     StepTask,
@@ -32,10 +36,13 @@ from elastic_runtime.data.sharded.stream_tasks import (
 from elastic_runtime.data.sharded.window_reader import Run
 from elastic_runtime.errors import BrokenShard
 from tests.unit.data.play import world_of
-from tests.unit.data.sharded.ranks import letters
+from tests.unit.data.sharded.ranks import letters, write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from elastic_runtime.data.sharded.sharded_stream import ShardedStream
 
 NOW = Moment(seed=5, epoch=2)
 
@@ -64,45 +71,27 @@ def taken(queue: TaskQueue, count: int) -> list[ReadTask | StepTask | None]:
 def short(tasks: list[ReadTask | StepTask | None]) -> list[Any]:
     """Tickets of steps, streams of windows."""
     return [
-        task.ticket
-        if isinstance(task, StepTask)
-        else task and [(key.lot, key.stream) for key in task.windows]
+        task.ticket if isinstance(task, StepTask) else task and [key.stream for key in task.windows]
         for task in tasks
     ]
 
 
-def test_without_a_task_there_is_nothing_to_do() -> None:
-    queue = TaskQueue(2)
-    assert taken(queue, 4) == [None] * 4
-    add_steps(queue, [7])
-    assert short(taken(queue, 2)) == [7, None]
-
-
-def test_reads_lie_between_the_steps_that_they_have_time_for() -> None:
-    queue = TaskQueue(0)  # in the process itself
-    queue.read(windows(3), steps=6)
-    add_steps(queue, range(8))
-    reads = [[(0, n)] for n in range(3)]
-    assert short(taken(queue, 12)) == [0, 1, reads[0], 2, 3, reads[1], 4, 5, reads[2], 6, 7, None]
-
-
-def test_reads_of_few_steps_are_done_together() -> None:
-    queue = TaskQueue(1)
-    queue.read(windows(7), steps=3)
-    add_steps(queue, range(4))
-    streams = [[(0, n) for n in some] for some in ([0, 1, 2], [3, 4, 5], [6])]
-    assert short(taken(queue, 7)) == [0, streams[0], 1, streams[1], 2, streams[2], 3]
-
-
-def test_reads_that_are_due_at_once_are_one_task_for_each_process() -> None:
-    queue = TaskQueue(2)
-    queue.read(windows(5), steps=0)
-    assert short(taken(queue, 4)) == [
-        [(0, 0), (0, 2), (0, 4)],
-        [(0, 1), (0, 3)],
-        None,
-        None,
-    ]
+@pytest.mark.parametrize(
+    ("processes", "reads", "steps", "added", "expected"),
+    [
+        # 0: in the process itself.
+        (0, 3, 6, 8, [0, 1, [0], 2, 3, [1], 4, 5, [2], 6, 7, None]),
+        (1, 7, 3, 4, [0, [0, 1, 2], 1, [3, 4, 5], 2, [6], 3]),  # of few steps: several together
+        (2, 5, 0, 0, [[0, 2, 4], [1, 3], None, None]),  # at once
+    ],
+)
+def test_reads_lie_between_the_steps_that_they_have_time_for(
+    processes: int, reads: int, steps: int, added: int, expected: list[Any]
+) -> None:
+    queue = TaskQueue(processes)
+    queue.read(windows(reads), steps)
+    add_steps(queue, range(added))
+    assert short(taken(queue, len(expected))) == expected
 
 
 def test_a_step_is_made_when_it_is_its_turn() -> None:
@@ -131,7 +120,6 @@ def test_a_read_says_what_is_not_needed_any_more() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(
     processes=st.integers(1, 5),
     added=st.lists(
@@ -164,7 +152,6 @@ def test_each_process_gets_the_windows_of_its_streams_and_no_task_is_lost(
         ]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
 def test_windows_are_read_in_the_time_that_there_is(
     processes: int, streams: int, steps: int
@@ -187,7 +174,7 @@ def test_while_windows_are_waited_for_no_step_is_made() -> None:
     queue.read(windows(4), steps=4)
     add_steps(queue, range(3))
     queue.only_reads = True
-    assert short(taken(queue, 6)) == [[(0, 0)], [(0, 1)], [(0, 2)], [(0, 3)], None, None]
+    assert short(taken(queue, 6)) == [[0], [1], [2], [3], None, None]
     queue.only_reads = False
     assert short(taken(queue, 4)) == [0, 1, 2, None]
 
@@ -199,7 +186,7 @@ def test_reads_that_were_made_at_once_do_not_put_off_later_ones() -> None:
     queue.only_reads = True
     taken(queue, 3)
     queue.only_reads = False
-    assert short(taken(queue, 4)) == [0, [(0, 3)], 1, [(0, 4)]]
+    assert short(taken(queue, 4)) == [0, [3], 1, [4]]
 
 
 def test_forgotten_steps_do_not_come_and_reads_do() -> None:
@@ -207,15 +194,9 @@ def test_forgotten_steps_do_not_come_and_reads_do() -> None:
     queue.read(windows(2), steps=10)
     add_steps(queue, range(5))
     queue.forget_steps()
-    assert short(taken(queue, 4)) == [[(0, 0)], [(0, 1)], None, None]
-    add_steps(queue, [9])
-    assert short(taken(queue, 1)) == [9]
-
-
-def test_nothing_comes_once_all_is_forgotten() -> None:
-    queue = TaskQueue(2)
+    assert short(taken(queue, 4)) == [[0], [1], None, None]
     queue.read(windows(2), steps=10)
-    add_steps(queue, range(5))
+    add_steps(queue, [9])
     queue.clear()
     assert taken(queue, 4) == [None] * 4
 
@@ -225,7 +206,7 @@ def test_the_first_process_begins_again_where_others_take_the_tasks() -> None:
     taken(queue, 1)
     queue.begin_turns()
     queue.read(windows(3), steps=0)
-    assert short(taken(queue, 3)) == [[(0, 0)], [(0, 1)], [(0, 2)]]
+    assert short(taken(queue, 3)) == [[0], [1], [2]]
 
 
 class Shards:
@@ -248,14 +229,9 @@ def work(*shards: list[Any], decode: Any = None, collate: Any = None) -> ShardWo
     return ShardWork(shards, Shards(), decode, collate)
 
 
-def read(windows: list[WindowKey], keep_from: tuple[int, int] = (0, 0)) -> ReadTask:
-    """A task that reads them."""
-    return ReadTask(windows, keep_from)
-
-
 def test_a_read_gives_the_windows_with_their_samples() -> None:
     keys = [WindowKey(0, 0, 0, Place((1, 0)), 3), WindowKey(0, 0, 1, Place((2,), 1, 1), 5)]
-    given = work([10, 11], [20, 21], [30, 31, 32, 33])[read(keys)].windows
+    given = work([10, 11], [20, 21], [30, 31, 32, 33])[ReadTask(keys, (0, 0))].windows
     assert given == [
         (keys[0], HeldWindow([20, 21, 10], None, 0, [Run(1, 2), Run(0, 1)], WindowFound(3, 1, 1))),
         (keys[1], HeldWindow([32, 33], None, 0, [Run(2, 2)], WindowFound(2, 0, None))),
@@ -277,7 +253,7 @@ def test_a_window_that_cannot_be_read_does_not_keep_others_from_it(
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
     keys = windows(4)
-    given = dict(work(["broken"], [1], ["unreachable"], [2])[read(keys)].windows)
+    given = dict(work(["broken"], [1], ["unreachable"], [2])[ReadTask(keys, (0, 0))].windows)
     assert [given[keys[n]].samples for n in (1, 3)] == [[1], [2]]
     broken, unreachable = given[keys[0]], given[keys[2]]
     assert isinstance(broken, ReadFailure)
@@ -286,12 +262,6 @@ def test_a_window_that_cannot_be_read_does_not_keep_others_from_it(
     assert isinstance(unreachable, ReadFailure)
     assert not unreachable.final
     assert "TimeoutError: no answer" in unreachable.text
-
-
-def test_a_step_gives_a_batch_with_its_ticket() -> None:
-    given = work([1], [2])[StepTask(8, NOW, [1, 2, 1], [0, 1, 0], (0, 0))]
-    assert given[0] == 8
-    assert torch.equal(given[1], torch.tensor([1, 2, 1]))
 
 
 def test_samples_are_decoded_one_by_one_and_made_a_batch() -> None:
@@ -318,15 +288,6 @@ def test_a_sample_that_cannot_be_decoded_names_its_shard(shard: Any, name: str) 
     assert why.text.endswith(r": b'{'")
 
 
-def test_an_error_of_another_kind_in_decode_is_the_users() -> None:
-    def broken(sample: int) -> int:
-        raise KeyError(sample)
-
-    with pytest.raises(KeyError) as raised:
-        _ = work([1], decode=broken)[StepTask(3, NOW, [7], [0], (0, 0))]
-    assert raised.value.__notes__ == ["in a sample of the shard number 0: 7"]
-
-
 def test_a_lone_process_forgets_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     lone = SimpleNamespace(num_workers=1)
     monkeypatch.setattr(stream_tasks, "get_worker_info", lambda: lone)
@@ -339,18 +300,6 @@ def test_a_lone_process_forgets_what_is_committed(monkeypatch: pytest.MonkeyPatc
     for task in kept[:-1]:
         assert isinstance(made[task][1], ReadFailure)
     assert made[kept[-1]][1].tolist() == [1]
-
-
-def test_nothing_to_do_gives_nothing() -> None:
-    assert work([1])[None] is None
-
-
-def test_a_shard_stays_open_between_two_windows() -> None:
-    shards = Shards()
-    made = ShardWork([[1, 2, 3]], shards, None, None)
-    ((_, first),) = made[read([WindowKey(0, 0, 0, Place((0,)), 2)])].windows
-    ((_, second),) = made[read([WindowKey(0, 1, 0, Place((0,), first.found.mark), 2)])].windows
-    assert (first.samples, second.samples, len(shards.opened)) == ([1, 2], [3], 1)
 
 
 def test_a_loader_gives_the_results_of_its_tasks_and_is_never_at_its_end() -> None:
@@ -434,3 +383,50 @@ def test_samples_that_cannot_be_passed_on_are_one_clear_line() -> None:
     words = r"^rank 0: what read= gives cannot be passed .* Can't pickle .*, or take num_workers=1$"
     with pytest.raises(BrokenShard, match=words):
         next(iter(stream))
+
+
+# What an iteration holds, asks for, and lets go
+
+
+def held(stream: ShardedStream) -> set[tuple[int, int]]:
+    """The lots of which windows are kept."""
+    return {(key.epoch, key.lot) for key in stream._windows._held}
+
+
+def test_windows_are_kept_until_their_lot_is_committed_and_no_longer(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [100] * 6), batch_size=4)
+    lots = set()
+    for _ in stream:
+        lots.add(stream._committed.lot.number)
+        assert (0, stream._committed.lot.number) in held(stream)
+        assert min(held(stream)) >= (0, stream._committed.lot.number)
+        assert len(held(stream)) <= 3
+        stream.commit()
+    assert len(lots) > 5
+
+
+def test_a_window_that_was_asked_for_is_read_once() -> None:
+    lists, shards = [[n] * 10 for n in range(4)], Shards()
+    windows = StreamWindows(TaskLoader(ShardWork(lists, shards, None, None), {}))
+    keys = window_keys(elastic.ShardedStream(lists, read=list, batch_size=4)._committed.lot)
+    windows.ask(keys, 5)
+    windows.get(keys[:2])
+    windows.get(keys)
+    assert sorted(shards.opened) == lists
+
+
+def test_a_batch_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [50] * 4), batch_size=4, num_workers=1)
+    for _ in range(10):
+        assert len(list(itertools.islice(stream, 3))) == 3
+        assert len(stream._windows._batches) < 20
+    stream._windows.forget_steps()
+    assert not stream._windows._batches
+
+
+def test_pinning_memory_leaves_windows_as_they_are(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [10] * 4), batch_size=4)
+    keys = window_keys(stream._committed.lot)
+    stream._windows.get(keys)
+    result = ReadResult(list(stream._windows._held.items()))
+    assert pin_memory(result) is result

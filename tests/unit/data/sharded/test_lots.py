@@ -1,16 +1,20 @@
-"""What makes up the steps: played with shards that are lists, without reading anything."""
+"""What makes up the steps, and how ranks agree on it; shards are lists here."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.data.sharded.lot_exchange import (
+    ShardsUnreachable,
+    settled_by_all,
+)
 from elastic_runtime.data.sharded.lot_plan import (
     EpochRules,
     Lot,
@@ -23,6 +27,15 @@ from elastic_runtime.data.sharded.lot_plan import (
     settle,
     told_by,
 )
+from elastic_runtime.data.sharded.shard_list import ShardList
+from elastic_runtime.data.sharded.stream_tasks import HeldWindow, ReadFailure
+from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from elastic_runtime.data.sharded.lot_plan import Settled
+    from elastic_runtime.worker.peers import Peers
 
 # A shard and a number in it.
 Sample = tuple[int, int]
@@ -33,20 +46,15 @@ MOST_BARREN = 40
 
 def read(sizes: list[int], place: Place, size: int) -> tuple[list[Sample], WindowFound]:
     """What a stream gives, of shards that have so many samples; a mark is a number in a shard."""
-    first = place.shards[0]
-    ahead = [
-        (shard, n)
-        for shard in place.shards
-        for n in range((place.mark or 0) if shard == first else 0, sizes[shard])
-    ]
-    end = place.skip + size
-    samples = ahead[place.skip : end]
-    if len(samples) < size:
-        return samples, WindowFound(len(samples), 0, None)
+    ahead = [(shard, n) for shard in place.shards for n in range(sizes[shard])]
+    ahead = ahead[(place.mark or 0) + place.skip :]
+    if len(ahead) < size:
+        return ahead, WindowFound(len(ahead), 0, None)
     if not size:
         return [], WindowFound(0, len(place.shards), place.mark)
-    shard, number = ahead[end - 1]
-    return samples, WindowFound(size, len(place.shards) - place.shards.index(shard), number + 1)
+    shard, number = ahead[size - 1]
+    left = len(place.shards) - place.shards.index(shard)
+    return ahead[:size], WindowFound(size, left, number + 1)
 
 
 @dataclass
@@ -69,10 +77,8 @@ class Played:
 def play(sizes: list[int], lot: Lot, ranks: int = 1, batches: list[int] | None = None) -> Played:
     """Plays from the beginning of an epoch to its end; each lot may have another batch size."""
     played = Played(lot)
-    sizes_of_batches = cycle(batches or [lot.rules.batch])
-    while played.barren < MOST_BARREN:
-        lot = replace(lot, rules=replace(lot.rules, batch=next(sizes_of_batches)))
-        lot = Lot.of_text(lot.text)
+    for size in cycle(batches or [lot.rules.batch]):
+        lot = Lot.of_text(replace(lot, rules=replace(lot.rules, batch=size)).text)
         assert lot.before == sum(map(len, played.steps)) <= sum(sizes)
         windows = [read(sizes, *pair) for pair in zip(lot.places, lot.sizes, strict=True)]
         settled = settle(lot, [found for _, found in windows])
@@ -80,13 +86,13 @@ def play(sizes: list[int], lot: Lot, ranks: int = 1, batches: list[int] | None =
         for step in range(settled.steps):
             slots = shared(order, step, ranks)
             played.steps.append([windows[stream][0][number] for stream, number in slots])
-            played.batches.append(lot.rules.batch)
+            played.batches.append(size)
         played.barren += not settled.steps
-        lot = settled.next
+        assert played.barren < MOST_BARREN, "an epoch must end"
+        played.next = lot = settled.next
         if settled.last:
-            played.next = lot
-            return played
-    raise AssertionError(f"{MOST_BARREN} lots without a step")
+            break
+    return played
 
 
 def shared(order: LotOrder, step: int, ranks: int) -> list[tuple[int, int]]:
@@ -139,7 +145,6 @@ rules = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(shard_sizes, rules, st.integers(0, 3))
 def test_each_sample_counts_once_an_epoch_in_full_batches(
     sizes: list[int], rules: EpochRules, epoch: int
@@ -153,7 +158,6 @@ def test_each_sample_counts_once_an_epoch_in_full_batches(
         lot = played.next
 
 
-@settings(deadline=None)
 @given(shard_sizes, rules, st.integers(2, 40))
 def test_the_steps_are_the_same_for_any_number_of_ranks(
     sizes: list[int], rules: EpochRules, ranks: int
@@ -162,7 +166,6 @@ def test_the_steps_are_the_same_for_any_number_of_ranks(
     assert play(sizes, lot, ranks) == play(sizes, lot)
 
 
-@settings(deadline=None)
 @given(shard_sizes, rules, st.lists(batch_sizes, min_size=2, max_size=5))
 def test_batches_may_get_another_size_between_two_lots(
     sizes: list[int], rules: EpochRules, batches: list[int]
@@ -171,7 +174,6 @@ def test_batches_may_get_another_size_between_two_lots(
     check(sizes, play(sizes, lot, 1, batches))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), rules)
 def test_without_shuffling_a_shard_is_in_order(sizes: list[int], rules: EpochRules) -> None:
     played = play(sizes, begin_epoch(replace(rules, shards=len(sizes), shuffle=0), 0))
@@ -187,14 +189,6 @@ def test_one_stream_without_shuffling_goes_through_all_in_order() -> None:
     assert played.steps == [in_order[n : n + 4] for n in range(0, 45, 4)]
 
 
-@pytest.mark.parametrize("sizes", [[0], [0] * 300])
-def test_an_epoch_of_empty_shards_is_over_soon(sizes: list[int]) -> None:
-    played = play(sizes, begin_epoch(EpochRules(len(sizes), 4, 3, 0, 0), 0))
-    assert played.steps == []
-    assert played.barren < 5
-    assert played.next.epoch == 1
-
-
 @pytest.mark.parametrize(
     ("sizes", "batch", "most"),
     [
@@ -202,6 +196,8 @@ def test_an_epoch_of_empty_shards_is_over_soon(sizes: list[int]) -> None:
         ([1000] * 8, 8, 1),
         ([5] * 20, 400, 3),  # a batch is more than there is
         ([0] * 200 + [100], 8, 3),
+        ([0], 4, 4),
+        ([0] * 300, 4, 4),
     ],
 )
 def test_few_lots_make_no_step(sizes: list[int], batch: int, most: int) -> None:
@@ -224,9 +220,14 @@ def lot_of(*places: Place, given: int = 9, growth: int = 1) -> Lot:
     return Lot(0, 3, 100, EpochRules(9, 4, 3, 0, 0), given, 2, growth, places)
 
 
+def over(total: int) -> WindowFound:
+    """So many samples, after which the stream has no more shards."""
+    return WindowFound(total, 0, None)
+
+
 def test_a_window_that_was_trimmed_goes_on_where_it_ended() -> None:
     lot = lot_of(Place((5, 6), 7, 2), Place((3,)), Place((8,), 1))
-    settled = settle(lot, [WindowFound(22, 1, 4), WindowFound(3, 0, None), WindowFound(5, 1, 6)])
+    settled = settle(lot, [WindowFound(22, 1, 4), over(3), WindowFound(5, 1, 6)])
     assert settled.counts == (22, 3, 5)
     assert settled.used == (20, 3, 5)  # from the longest: the fewest samples are read again
     assert (settled.steps, settled.last) == (7, False)
@@ -238,13 +239,13 @@ def test_a_window_that_was_trimmed_goes_on_where_it_ended() -> None:
 
 def test_a_window_of_which_nothing_counts_begins_again() -> None:
     lot = lot_of(Place((5,), 7, 2), Place((3,), 2))
-    settled = settle(lot, [WindowFound(1, 0, None), WindowFound(2, 1, 4)])
+    settled = settle(lot, [over(1), WindowFound(2, 1, 4)])
     assert (settled.used, settled.steps, settled.last) == ((0, 0), 0, False)
     assert settled.next == replace(lot, number=4, growth=2)
     # It grows until there is a step.
-    again = settle(replace(settled.next, growth=8), [WindowFound(1, 0, None), WindowFound(2, 1, 4)])
+    again = settle(replace(settled.next, growth=8), [over(1), WindowFound(2, 1, 4)])
     assert again.next.growth == 16
-    step = settle(again.next, [WindowFound(1, 0, None), WindowFound(5, 1, 9)])
+    step = settle(again.next, [over(1), WindowFound(5, 1, 9)])
     assert (step.used, step.next.growth) == ((1, 3), 1)
 
 
@@ -258,14 +259,12 @@ def test_a_stream_that_is_asked_for_nothing_stays_where_it_is() -> None:
 
 
 def test_the_last_step_has_what_is_left() -> None:
-    settled = settle(
-        lot_of(Place((5,)), Place((3,))), [WindowFound(5, 0, None), WindowFound(2, 0, None)]
-    )
+    settled = settle(lot_of(Place((5,)), Place((3,))), [over(5), over(2)])
     assert (settled.used, settled.steps, settled.last) == ((5, 2), 2, True)
     # A shard that may not be over, or was not given yet, makes it another lot.
     for dealt, left in ((9, 1), (8, 0)):
         lot = lot_of(Place((5,)), Place((3,)), given=dealt)
-        settled = settle(lot, [WindowFound(5, left, 5), WindowFound(2, 0, None)])
+        settled = settle(lot, [WindowFound(5, left, 5), over(2)])
         assert (settled.used, settled.steps, settled.last) == ((2, 2), 1, False)
 
 
@@ -274,14 +273,14 @@ def test_streams_get_shards_in_turn_and_several_of_small_ones() -> None:
     lot = begin_epoch(rules, 0)
     assert [place.shards for place in lot.places] == [(0, 2), (1, 3)]
     # Four shards had two samples each; a window has 32, so that it takes 16 of them, and two more.
-    after = settle(lot, [WindowFound(4, 0, None), WindowFound(4, 0, None)]).next
+    after = settle(lot, [over(4), over(4)]).next
     assert (after.given, after.ended) == (40, 4)
     assert [place.shards for place in after.places] == [(*range(n, 40, 2),) for n in (4, 5)]
 
 
 def test_a_stream_that_is_over_gets_the_last_shard() -> None:
     lot = lot_of(Place((5,)), Place((3,)), given=8)
-    after = settle(lot, [WindowFound(5, 1, 4), WindowFound(3, 0, None)]).next
+    after = settle(lot, [WindowFound(5, 1, 4), over(3)]).next
     assert after.given == 9
     assert after.places == (Place((5,), 4), Place((8,)))
 
@@ -301,7 +300,6 @@ places = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(places, max_size=4), st.integers(0, 1 << 40), st.integers(1, 64))
 def test_a_lot_is_the_same_after_it_was_a_text(
     places: list[Place], before: int, growth: int
@@ -335,7 +333,6 @@ def full_lot(rules: EpochRules, number: int = 0, epoch: int = 0) -> LotOrder:
     return LotOrder(settle(lot, [WindowFound(size, 1, 0) for size in lot.sizes]))
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 6), st.integers(1, 5), st.integers(1, 3), st.sampled_from([0, 100]), st.data()
 )
@@ -360,28 +357,21 @@ def test_each_step_of_an_uneven_lot_has_some_of_each_stream() -> None:
     assert steps == [[0, 0, 0, 1]] * 16
 
 
-def numbers(order: LotOrder, steps: int = 16) -> list[int]:
-    """Which samples of the first stream come after each other."""
-    slots = [slot for step in range(steps) for slot in order.share(step, 0, 1).slots]
-    return [number for stream, number in slots if stream == 0]
+def numbers(order: LotOrder, stream: int = 0) -> list[int]:
+    """Which samples of a stream come after each other."""
+    slots = [slot for step in range(16) for slot in order.share(step, 0, 1).slots]
+    return [number for which, number in slots if which == stream]
 
 
-def test_lots_are_shuffled_each_in_its_way() -> None:
+def test_lots_and_streams_are_shuffled_each_in_its_way() -> None:
     rules = EpochRules(shards=9, batch=10, streams=2, shuffle=160, seed=1)
     each = product((1, 2), (0, 1), (0, 1))
     orders = [numbers(full_lot(replace(rules, seed=seed), *place)) for seed, *place in each]
-    assert all(sorted(order) == list(range(80)) for order in orders)
-    assert len({*map(tuple, orders)}) == 8
     assert numbers(full_lot(rules)) == orders[0]
+    orders.append(numbers(full_lot(rules), stream=1))
+    assert all(sorted(order) == list(range(80)) for order in orders)
+    assert len({*map(tuple, orders)}) == 9
     assert numbers(full_lot(replace(rules, shuffle=0))) == list(range(80))
-
-
-def test_streams_are_shuffled_each_in_its_way() -> None:
-    order = full_lot(EpochRules(shards=9, batch=10, streams=2, shuffle=160, seed=1))
-    slots = [slot for step in range(16) for slot in order.share(step, 0, 1).slots]
-    first, second = ([n for stream, n in slots if stream == which] for which in (0, 1))
-    assert sorted(first) == sorted(second) == list(range(80))
-    assert first != second
 
 
 def test_the_order_of_the_shards_depends_on_the_epoch_and_the_seed() -> None:
@@ -393,3 +383,206 @@ def test_the_order_of_the_shards_depends_on_the_epoch_and_the_seed() -> None:
     assert replace(rules, shuffle=0).order(1) == list(range(50))
     first = next(islice(begin_epoch(rules, 1).places, 1))
     assert list(first.shards) == rules.order(1)[:2]
+
+
+# Ranks tell each other what they have read: all settle the same, or fail in the same way
+
+
+SHARDS = ShardList(["a", "b"], "jsonl", None, "[]")
+LOT = begin_epoch(EpochRules(shards=9, batch=4, streams=3, shuffle=0, seed=0), 2)
+# One stream is over, one is in its first shard, and one in its second.
+FOUND = [WindowFound(5, 0, None), WindowFound(22, 2, {"row": [1, None]}), WindowFound(21, 1, 9)]
+
+Own = dict[int, HeldWindow | ReadFailure]
+
+DOWN, GONE = ReadFailure("down", False), ReadFailure("gone", True)
+
+
+class Said(Exception):
+    """What a rank tells."""
+
+
+class Silent:
+    """Peers that only listen."""
+
+    def gather(self, value: Any) -> list[Any]:
+        raise Said(value)
+
+
+class Gathered:
+    """Peers of which one is here, and all have told something."""
+
+    def __init__(self, rank: int, told: list[Any]) -> None:
+        self.rank = rank
+        self.told = json.dumps(told)  # it is sent as that
+
+    def gather(self, value: Any) -> list[Any]:
+        told: list[Any] = json.loads(self.told)
+        assert told[self.rank] == value
+        return told
+
+
+def held(found: WindowFound) -> HeldWindow:
+    """A window that has found that."""
+    return HeldWindow([], None, 0, [], found)
+
+
+def message(own: Mapping[int, HeldWindow | ReadFailure], lot: Lot = LOT, step: int = 0) -> Any:
+    """What a rank tells the others."""
+    with pytest.raises(Said) as said:
+        settled_by_all(lot, step, own, cast("Peers", Silent()), SHARDS)
+    return said.value.args[0]
+
+
+def settled(
+    *everyones: Own, lots: tuple[Lot, ...] = (), steps: tuple[int, ...] = ()
+) -> list[Settled | ElasticError]:
+    """What becomes of a lot on each rank."""
+    places = [
+        (lots[rank] if lots else LOT, steps[rank] if steps else 0) for rank in range(len(everyones))
+    ]
+    told = [message(own, *place) for own, place in zip(everyones, places, strict=True)]
+    results: list[Settled | ElasticError] = []
+    for rank, (own, place) in enumerate(zip(everyones, places, strict=True)):
+        try:
+            results.append(settled_by_all(*place, own, cast("Peers", Gathered(rank, told)), SHARDS))
+        except ElasticError as error:
+            results.append(error)
+    return results
+
+
+def refused(results: list[Settled | ElasticError], kind: type[ElasticError]) -> str:
+    """The error that all ranks have raised."""
+    (text,) = {str(result) for result in results}
+    assert [type(result) for result in results] == [kind] * len(results)
+    return text
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        [[0, 1, 2]],
+        [[0], [1, 2]],
+        [[2], [1], [0]],  # whoever tells it
+        [[], [2, 0], [1], []],
+        [[0, 1], [1, 2]],  # two may tell the same
+    ],
+)
+def test_all_ranks_settle_the_same(split: list[list[int]]) -> None:
+    own: list[Own] = [{n: held(FOUND[n]) for n in streams} for streams in split]
+    expected = settle(LOT, FOUND)
+    assert expected.used == (5, 22, 21)
+    assert settled(*own) == [expected] * len(split)
+
+
+def test_a_message_is_short_plain_json() -> None:
+    """Whatever the lot consists of: it goes round with each."""
+    many = replace(LOT, places=LOT.places * 1000)
+    told = message({1: held(FOUND[1])}, many, 3)
+    assert json.loads(json.dumps(told)) == told
+    assert len(json.dumps(told)) < 200
+    assert told["at"].startswith("epoch 2, lot 0, step 3, ")
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("final", [True, False])
+def test_a_shard_that_one_rank_cannot_read_is_an_error_on_all(rank: int, final: bool) -> None:
+    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
+    own[rank] = {rank: ReadFailure("the shard a.tar is gone", final)}
+    text = refused(settled(*own), BrokenShard if final else ShardsUnreachable)
+    assert text == f"rank {rank}: the shard a.tar is gone"
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "text"),
+    [
+        ([{0: held(FOUND[0]), 1: DOWN, 2: held(FOUND[2])}, {}], ShardsUnreachable, "rank 0: down"),
+        (
+            [{0: held(FOUND[0])}, {1: GONE}, {2: ReadFailure("two", True)}],
+            BrokenShard,
+            "rank 1: gone",
+        ),
+        # What no other try will mend is told first.
+        ([{0: DOWN, 1: GONE, 2: DOWN}], BrokenShard, "rank 0: gone"),
+        ([{0: DOWN}, {1: GONE}], BrokenShard, "rank 1: gone"),
+    ],
+)
+def test_of_several_failures_all_ranks_raise_the_same(
+    own: list[Own], kind: type[ElasticError], text: str
+) -> None:
+    """Also at different places: a failure may be why a rank is elsewhere."""
+    assert refused(settled(*own, steps=tuple(range(len(own)))), kind) == text
+
+
+@pytest.mark.parametrize(
+    ("other", "step"),
+    [
+        (LOT, 1),
+        (replace(LOT, number=1), 0),
+        (replace(LOT, epoch=1), 0),
+        (replace(LOT, places=(*LOT.places[:2], LOT.places[2]._replace(skip=1))), 0),
+        (replace(LOT, places=(*LOT.places[:2], LOT.places[2]._replace(mark=[0]))), 0),
+    ],
+)
+def test_ranks_at_different_places_are_refused(other: Lot, step: int) -> None:
+    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
+    results = settled(*own, lots=(LOT, other, LOT), steps=(0, step, 0))
+    text = refused(results, UsageError)
+    assert "different places" in text
+    assert f"rank 0: epoch 2, lot 0, step 0, {message({})['at'][-8:]}, rank 1: " in text
+    assert f"rank 1: epoch {other.epoch}, lot {other.number}, step {step}, " in text
+
+
+def test_the_text_for_many_ranks_at_different_places_is_short() -> None:
+    own: list[Own] = [{} for _ in range(100)]
+    assert len(refused(settled(*own, steps=tuple(range(100))), UsageError)) < 600
+    lots = tuple(replace(LOT, rules=replace(LOT.rules, seed=seed)) for seed in range(100))
+    assert len(refused(settled(*own, lots=lots), UsageError)) < 600
+
+
+@pytest.mark.parametrize(
+    ("setting", "rules"),
+    [
+        ("their number of shards (1 on rank 1; 9 on", replace(LOT.rules, shards=1)),
+        ("batch_size= (8 on rank 1; 4 on", replace(LOT.rules, batch=8, seed=3)),
+        ("streams= (2 on rank 1; 3 on", replace(LOT.rules, streams=2)),
+        ("shuffle_buffer= (100 on rank 1; 0 on", replace(LOT.rules, shuffle=100)),
+        ("seed= (1 on rank 1; 0 on", replace(LOT.rules, seed=1)),
+    ],
+)
+def test_ranks_with_other_settings_are_told_which(setting: str, rules: EpochRules) -> None:
+    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
+    lots = (LOT, begin_epoch(rules, 2), LOT)
+    text = refused(settled(*own, lots=lots), UsageError)
+    assert text.startswith(f"the streams of the ranks differ in {setting} ranks 0, 2): ")
+
+
+def test_one_rank_of_many_with_other_settings_is_named() -> None:
+    own: list[Own] = [{} for _ in range(100)]
+    other = begin_epoch(replace(LOT.rules, seed=7), 2)
+    text = refused(settled(*own, lots=(*[LOT] * 77, other, *[LOT] * 22)), UsageError)
+    assert "seed= (7 on rank 77; 0 on ranks 0, 1, 2, 3 and 95 more)" in text
+
+
+@pytest.mark.parametrize(
+    ("stream", "other", "told"),
+    [
+        (1, WindowFound(17, 2, 3), f"(number {LOT.places[1].shards[0]}): 22 and 17, up to"),
+        (2, FOUND[2]._replace(mark=8), "and 8; all nodes must have the same shards"),
+    ],
+)
+def test_ranks_with_different_shards_are_refused(
+    stream: int, other: WindowFound, told: str
+) -> None:
+    """Also if these have as many samples, and the ranks go on at different places."""
+    everything: Own = {n: held(found) for n, found in enumerate(FOUND)}
+    text = refused(settled(everything, {stream: held(other)}), UsageError)
+    assert "different samples in the same shard" in text
+    assert told in text
+
+
+def test_ranks_with_other_lists_are_refused_whatever_is_in_them() -> None:
+    other = ShardList(["a", "b"], "jsonl", None, "[1]")
+    peers = Gathered(0, [message({}), message({}) | {"shards": other.identity}])
+    with pytest.raises(UsageError, match=r"ranks have other shards, .* the whole list"):
+        settled_by_all(LOT, 0, {}, cast("Peers", peers), SHARDS)
