@@ -1,4 +1,4 @@
-"""What the codec says of values that are not what they should be."""
+"""What the codec says of odd values, what errors say, and where a node is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from elastic_runtime import codec
+from elastic_runtime import codec, errors
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointFailed,
+    DamagedCheckpoint,
+    RecordError,
+    SaveOverdue,
+    did_you_mean,
+)
+from elastic_runtime.topology import common_levels, known_topology, parse_topology, topology_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +74,75 @@ def test_a_number_of_another_library_is_written_as_a_number() -> None:
 def test_what_is_no_json_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(ValueError):
         codec.parse(data)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_an_error_about_checkpoints_is_the_users_or_the_worlds() -> None:
+    with pytest.raises(TypeError, match="whose fault"):
+        CheckpointError("no")
+    assert DamagedCheckpoint("x").exit_code == errors.EXIT_USAGE
+    assert CheckpointFailed("x").exit_code == errors.EXIT_FAILED
+    refused = SaveOverdue("x", refused=True)
+    assert refused.refused and str(refused) == "x"
+    assert not CheckpointFailed("x").refused
+
+
+def test_a_bad_record_is_named() -> None:
+    error = RecordError("nodes/a", "no JSON")
+    assert str(error) == "the record 'nodes/a' in the store cannot be used: no JSON"
+    assert (error.key, error.why) == ("nodes/a", "no JSON")
+
+
+def test_the_nearest_name_is_suggested_if_it_is_near() -> None:
+    assert did_you_mean("--mni", ["--min", "--max"]) == "; did you mean '--min'?"
+    assert did_you_mean("--verbose", ["--min", "--max"]) == ""
+
+
+# ---------------------------------------------------------------- topology
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("zone/block/rack", ("zone", "block", "rack")),
+        ("/zone/rack 7/\n", ("zone", "rack 7")),
+        ("é", ("é",)),
+        ("-", ()),
+        (" \n", ()),
+        ("/", ()),
+        ("/".join("12345678"), tuple("12345678")),
+        ("x" * 64, ("x" * 64,)),
+    ],
+)
+def test_a_topology_is_read(text: str, levels: tuple[str, ...]) -> None:
+    assert parse_topology(text) == known_topology(text) == levels
+    assert parse_topology(topology_text(levels)) == levels
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a//b", "level 2 is empty"),
+        ("///", "level 1 is empty"),
+        ("/".join("123456789"), "it has 9 levels, and may have 8"),
+        ("a/" + "x" * 65, "level 2 has 65 characters, of 64"),
+        ("a\nb", r"level 1 has a character that no level can have: 'a\\nb'"),
+        ("a/\0", r"level 2 has a character that no level can have: '\\x00'"),
+        ("\udce9", "level 1 has a character that no level can have"),
+    ],
+)
+def test_what_is_none_is_refused_and_counts_as_none_if_another_node_says_it(
+    text: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_topology(text)
+    assert known_topology(text) == ()
+
+
+def test_levels_that_two_nodes_share_are_counted_from_the_farthest() -> None:
+    assert common_levels("abc", "abd") == 2
+    assert common_levels("abc", "xbc") == 0
+    assert common_levels("ab", "abc") == common_levels("abc", "ab") == 2
+    assert common_levels("", "a") == 0

@@ -1,7 +1,11 @@
+"""Durations as people write them, pauses that grow, and clocks."""
+
 from __future__ import annotations
 
 import pytest
 
+from elastic_runtime.backoff import Backoff
+from elastic_runtime.clock import ManualClock, MonotonicClock
 from elastic_runtime.durations import duration_text, parse_duration
 
 
@@ -42,3 +46,40 @@ def test_anything_else_is_refused(text: str) -> None:
 )
 def test_the_text_of_a_duration_is_exact(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+PAUSES = Backoff(first=0.5, longest=4.0)
+
+
+def test_pauses_double_from_the_first_to_the_longest() -> None:
+    assert [PAUSES.pause(failures) for failures in range(1, 6)] == [0.5, 1.0, 2.0, 4.0, 4.0]
+
+
+def test_pauses_may_grow_by_another_factor() -> None:
+    assert Backoff(first=1.0, longest=50.0, factor=3.0).pauses(5) == (1.0, 3.0, 9.0, 27.0, 50.0)
+
+
+def test_a_random_pause_is_a_half_of_it_at_least() -> None:
+    assert all(1.0 <= PAUSES.random_pause(3) <= 2.0 for _ in range(100))
+
+
+def test_however_often_it_fails_the_pause_can_be_said() -> None:
+    assert PAUSES.pause(10**6) == 4.0
+
+
+def test_nothing_has_failed_is_as_the_first_failure() -> None:
+    assert PAUSES.pause(0) == 0.5
+
+
+def test_a_clock_of_a_test_moves_only_when_it_is_moved() -> None:
+    clock = ManualClock(5.0)
+    assert clock.now() == clock.now() == 5.0
+    clock.advance(1.5)
+    assert clock.now() == 6.5
+
+
+def test_no_clock_goes_back() -> None:
+    with pytest.raises(ValueError, match=r"cannot go back by 2 s"):
+        ManualClock().advance(-2)
+    clock = MonotonicClock()
+    assert clock.now() <= clock.now()

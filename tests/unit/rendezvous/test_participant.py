@@ -1,18 +1,70 @@
-"""A node's writes beside its decisions: its goodbye, and the events that are kept for people."""
+"""A node's settings, its address, and its writes beside its decisions."""
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
 
+from elastic_runtime import defaults
+from elastic_runtime.config import SCRIPT, Endpoint, Entry, JobConfig, Timeouts
 from elastic_runtime.protocol.records import EVENTS, NODES, EventRecord, NodeRecord
 from elastic_runtime.rendezvous import participant
 from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
+from elastic_runtime.rendezvous.node_address import interface_of, own_address
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.stores.memory_store import MemoryServer, MemoryStore
 from tests.processes import wait_for
+
+CONFIG = JobConfig(Entry(SCRIPT, "train.py"), Endpoint("c10d", ("h:1",)), "r")
+
+
+def test_the_rendezvous_is_told_the_time_outs_of_the_job() -> None:
+    times = Timeouts(lease_ttl=9.0, join_timeout=7.0)
+    policy = Policy.of(CONFIG.with_(timeouts=times, max_nodes=4, max_restarts=5))
+    assert policy.timeouts is times
+    assert policy.settle == 9.0
+    assert (policy.max_nodes, policy.max_restarts, policy.entry) == (4, 5, "train.py")
+    assert "h:1" in policy.remedy
+
+
+def test_an_etcd_needs_no_remedy() -> None:
+    assert Policy.of(CONFIG.with_(endpoint=Endpoint("etcd", ("h:1",)))).remedy == ""
+
+
+def test_an_absent_key_proves_nothing_for_a_while_however_short_leases_are() -> None:
+    assert Policy.of(CONFIG.with_(timeouts=Timeouts(lease_ttl=1.0))).settle == defaults.SETTLE
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "hidden" not in repr(Policy(secret="hidden"))
+
+
+def _outward() -> str:
+    """The address of this machine from which others are reached."""
+    return own_address("", Endpoint("etcd", ("192.0.2.1:2379",)))
+
+
+def test_the_interface_of_this_machines_address_is_found() -> None:
+    try:
+        address = socket.inet_aton(_outward())
+    except OSError:
+        pytest.skip("this machine has no way out")
+    assert interface_of(socket.inet_ntoa(address)) in {name for _, name in socket.if_nameindex()}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "192.0.2.77"])
+def test_nobody_else_reaches_it_there(address: str) -> None:
+    assert interface_of(address) == ""
+
+
+def test_what_is_no_name_is_told_by_whoever_connects_and_not_here() -> None:
+    assert own_address("", Endpoint("c10d", ("a..b:29400",))) == socket.getfqdn()
+
+
+# ---------------------------------------------------------------- its goodbye and its events
 
 PATIENCE = 60.0
 

@@ -1,12 +1,15 @@
-"""What a node leaves behind, and what is understood of what any program has left."""
+"""What a node leaves behind, lines of text as events, and words for numbers."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from elastic_runtime.reporting.json_lines import WORKER_LINE, LineEvents
 from elastic_runtime.reporting.last_words import last_words, read_last_words
+from elastic_runtime.reporting.wording import Shown, again, count, cut, duration
 
 # What the kubelet reads of a termination message, in bytes.
 MOST = 4096
@@ -117,3 +120,83 @@ def test_bytes_that_are_no_text_are_no_trouble() -> None:
 def test_it_never_grows_beyond_what_the_kubelet_reads(name: str) -> None:
     assert len(last_words("é" * 4000, {"run_id": name})) <= 4096
     assert read_last_words(last_words("é" * 4000, {"run_id": name}).decode())[0].startswith("éé")
+
+
+# ---------------------------------------------------------------- lines of text as events
+
+
+def events(text: bytes) -> list[dict[str, Any]]:
+    made = LineEvents(WORKER_LINE, {"rank": 3}).with_(round=7)(text)
+    return [json.loads(line) for line in made.splitlines()]
+
+
+def test_each_line_is_an_event_and_says_whose_it_is() -> None:
+    first, second = events(b"loss 0.1\n\n")
+    assert (first["event"], first["rank"], first["round"]) == (WORKER_LINE, 3, 7)
+    assert (first["line"], second["line"]) == ("loss 0.1", "")
+    assert "partial" not in first
+
+
+def test_a_line_that_is_not_finished_says_so() -> None:
+    whole, rest = events(b"one\ntw")
+    assert (whole["line"], rest["line"], rest["partial"]) == ("one", "tw", True)
+
+
+def test_no_byte_of_a_line_is_lost_or_breaks_the_event() -> None:
+    (event,) = events(b'a "quote", \xff and \xc3\xa9\r\n')
+    assert event["line"] == 'a "quote", \\xff and é\r'
+
+
+# ---------------------------------------------------------------- numbers and durations in words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.00 s"),
+        (0.314, "0.31 s"),
+        (0.996, "1.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (200.0, "3 min 20 s"),
+        (7500.0, "2 h 5 min"),
+    ],
+)
+def test_a_duration_never_shows_sixty_of_anything(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes"), (["a"], "1 node"), ((), "0 nodes")],
+)
+def test_things_are_counted(number: object, text: str) -> None:
+    assert count(number, "node") == text
+
+
+def test_steps_that_are_made_again_are_named_only_if_there_are_any() -> None:
+    assert again(5, 8) == " (3 steps again)"
+    assert again(5, 6) == " (1 step again)"
+    assert again(5, 5) == again(5, 2) == again(5, None) == ""
+
+
+def test_fields_are_one_line_each_and_a_missing_one_is_a_question_mark() -> None:
+    shown = Shown({"seconds": 75, "ranks": [1, 2], "reason": " first\nsecond", "round": 3})
+    sentence = "round {round}, ranks {ranks}, {seconds}: {reason} ({nobody})"
+    assert sentence.format_map(shown) == "round 3, ranks 1, 2, 1 min 15 s: first (?)"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a b", "a b"),
+        ("a\n  b\tc", "a b c"),
+        ("x" * 10, "x" * 10),
+        ("x" * 11, "x" * 8 + " …"),
+        ("one two three", "one two …"),
+        ("", ""),
+    ],
+)
+def test_a_text_is_cut_where_it_is_too_long(text: str, said: str) -> None:
+    assert cut(text, 10) == said

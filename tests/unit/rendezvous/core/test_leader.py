@@ -6,23 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_runtime.protocol.records import (
-    ASKED,
-    DONE,
-    FAILED,
-    GONE,
-    JOB,
-    LEAVING,
-    OUTCOME,
-    ROUND,
-    START,
-    SWITCH,
-    FaultReport,
-    JobRecord,
-    OutcomeRecord,
-    SwitchRecord,
-)
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import FaultReport, JobRecord, OutcomeRecord, SwitchRecord
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
+from elastic_runtime.rendezvous.core.incarnation import dead_keys
 from elastic_runtime.rendezvous.core.membership_events import (
     OTHER,
     REFUSED,
@@ -33,6 +20,7 @@ from elastic_runtime.rendezvous.core.membership_events import (
     Probed,
     Tick,
 )
+from elastic_runtime.rendezvous.core.node_state import Timer
 from elastic_runtime.rendezvous.core.notices import Waiting
 from elastic_runtime.rendezvous.store_contract import ABSENT, Expect
 from tests.unit.rendezvous.node_under_test import (
@@ -46,21 +34,19 @@ from tests.unit.rendezvous.node_under_test import (
     switch,
 )
 
-FAULT = FaultReport(3, FAILED, "ValueError: x", signature="ValueError: x", step=5)
+FAULT = FaultReport(3, records.FAILED, "ValueError: x", signature="ValueError: x", step=5)
 
 
 def test_a_job_that_an_older_version_began_gets_a_secret() -> None:
     tested = NodeUnderTest(policy=replace(POLICY, secret="s" * 64)).sees(node("a"), job())
-    found = tested.written(JobRecord, "job")
-    assert found is not None
+    found = tested.wrote(JobRecord)
     assert found.secret == "s" * 64
-    assert not NodeUnderTest().sees(node("a"), job()).written(JobRecord, "job")
+    assert not NodeUnderTest().sees(node("a"), job()).written(JobRecord)
 
 
 def test_the_first_node_writes_down_what_the_job_is() -> None:
     tested = NodeUnderTest().sees(node("a"))
-    record = tested.written(JobRecord, JOB)
-    assert record is not None
+    record = tested.wrote(JobRecord)
     assert (record.min_nodes, record.max_nodes, record.entry) == (1, 4, "train.py")
     assert record.settings == "s"
     assert record.incarnation
@@ -88,11 +74,10 @@ def test_the_first_round(terms: JobRecord, names: str, at_once: str, after_last_
 
 
 def test_a_seal_is_fenced_and_removes_who_is_known_to_be_gone() -> None:
-    tested = NodeUnderTest().sees(job(1, 2), node("a"), node("b"), node("c", status=GONE))
-    transaction = tested.transaction(ROUND)
-    assert transaction is not None
+    tested = NodeUnderTest().sees(job(1, 2), node("a"), node("b"), node("c", status=records.GONE))
+    transaction = tested.request(records.ROUND)
     expected = {expect.key: expect.version for expect in transaction.expects}
-    assert expected == {ROUND: ABSENT, "nodes/a": tested.state.own.version}
+    assert expected == {records.ROUND: ABSENT, "nodes/a": tested.state.own.version}
     assert transaction.deletes == ("nodes/c",)
 
 
@@ -102,13 +87,15 @@ def test_a_seal_carries_what_the_leader_says_of_itself() -> None:
     tested.wants(back("a", 3))
     tested.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), node("a"), back("b", 3))
     assert tested.transaction("own") is None
-    transaction = tested.transaction(ROUND)
-    assert transaction is not None
-    assert {put.key: put.leased for put in transaction.puts} == {"nodes/a": True, ROUND: False}
+    transaction = tested.request(records.ROUND)
+    assert {put.key: put.leased for put in transaction.puts} == {
+        "nodes/a": True,
+        records.ROUND: False,
+    }
     assert Expect("nodes/a", tested.state.own.version) in transaction.expects
     assert tested.state.own.stored == node("a")  # until the store shows something else
     assert tested.state.pending("own", 0.0)
-    for tag in ("own", ROUND):
+    for tag in ("own", records.ROUND):
         tested.feed(Applied(tag, False))
     assert not tested.actions  # both are tried again, after a pause
     tested.feed(Tick(), 1.0)
@@ -131,10 +118,9 @@ def test_members_that_have_all_left_a_broken_round_need_no_order_to_leave_it() -
     tested.wants(back("a", 3))
     tested.sees(job(1, 2), sealed(3, "a", "b"), node("a"), back("b", 3, FAULT))
     assert tested.members() == ["a", "b"]
-    following = tested.written(RoundRecord, ROUND)
-    assert following is not None
+    following = tested.wrote(RoundRecord)
     assert "ValueError: x" in following.reason
-    assert tested.transaction(SWITCH) is None
+    assert tested.transaction(records.SWITCH) is None
     assert tested.state.switch_record is None  # the store has none
 
 
@@ -143,9 +129,8 @@ def test_a_leader_says_together_that_it_has_left_and_that_others_shall_leave() -
     tested.wants(back("a", 3, FAULT))
     tested.sees(job(1, 2), sealed(3, "a", "b"), node("a"), node("b"))
     assert tested.transaction("own") is None
-    transaction = tested.transaction(SWITCH)
-    assert transaction is not None
-    assert [put.key for put in transaction.puts] == ["nodes/a", SWITCH]
+    transaction = tested.request(records.SWITCH)
+    assert [put.key for put in transaction.puts] == ["nodes/a", records.SWITCH]
     assert not tested.members()
 
 
@@ -158,9 +143,8 @@ def test_a_store_that_forgot_a_seal_before_its_leader_saw_it_gets_it_back(
     tested.wants(back("a", 3))
     tested.sees(job(1, 2), sealed(3, "a", "b"), switch(3, broken=True), back("a", 3), back("b", 3))
     assert tested.members() == ["a", "b"]
-    tested.feed(Applied(ROUND, ok)).sees(forgot=True)
-    given_back = tested.written(RoundRecord, ROUND)
-    assert given_back is not None
+    tested.feed(Applied(records.ROUND, ok)).sees(forgot=True)
+    given_back = tested.wrote(RoundRecord)
     assert given_back.number == number
 
 
@@ -176,11 +160,8 @@ def test_too_few_nodes_end_the_job_after_the_join_time_out() -> None:
     tested = NodeUnderTest().sees(job(3, 4), node("a"), node("b"))
     (waiting,) = tested.told(Waiting)
     assert (waiting.have, waiting.minimum, waiting.maximum) == (2, 3, 4)
-    assert not tested.feed(Tick(), POLICY.timeouts.join_timeout - 0.1).written(
-        OutcomeRecord, OUTCOME
-    )
-    outcome = tested.feed(Tick(), 0.1).written(OutcomeRecord, OUTCOME)
-    assert outcome is not None
+    assert not tested.feed(Tick(), POLICY.timeouts.join_timeout - 0.1).written(OutcomeRecord)
+    outcome = tested.feed(Tick(), 0.1).wrote(OutcomeRecord)
     assert (outcome.succeeded, outcome.exit_code) == (False, 3)
     assert outcome.reason.startswith("2 of at least 3 nodes came together within 600 s")
 
@@ -190,8 +171,7 @@ def test_members_that_are_back_are_followed_by_joiners_in_order() -> None:
     tested = NodeUnderTest("c")
     tested.wants(back("c", 3))
     tested.sees(job(1, 9), sealed(3, "a", "b", "c"), switch(3, broken=True), *shown)
-    record = tested.written(RoundRecord, ROUND)
-    assert record is not None
+    record = tested.wrote(RoundRecord)
     assert tested.members() == ["a", "b", "c", "e", "d"]
     assert (record.number, record.survivors, record.incarnation) == (4, 3, LIFE)
     assert record.store_port == node("a").store_port
@@ -225,11 +205,9 @@ def test_a_member_that_has_not_said_anything_is_probed_and_waited_for() -> None:
 def test_a_probe_that_is_refused_proves_a_death(answer: str) -> None:
     tested = _broken().feed(Tick(), POLICY.probe_after).feed(Probed("b", answer), 0.001)
     assert tested.members() == ["a", "c"]
-    transaction = tested.transaction(ROUND)
-    assert transaction is not None
-    assert set(transaction.deletes) == {SWITCH, "nodes/b"}
-    record = tested.written(RoundRecord, ROUND)
-    assert record is not None
+    transaction = tested.request(records.ROUND)
+    assert set(transaction.deletes) == {records.SWITCH, "nodes/b"}
+    record = tested.wrote(RoundRecord)
     assert record.reason.startswith("node b lost: ")
     assert (record.budget.lost, record.budget.failures) == (1, 0)
 
@@ -249,8 +227,7 @@ def test_a_member_that_never_comes_back_is_left_out() -> None:
     tested = _broken()
     assert tested.feed(Tick(), POLICY.timeouts.rejoin_timeout - 0.1).members() == []
     assert tested.feed(Tick(), 0.1).members() == ["a", "c"]
-    transaction = tested.transaction(ROUND)
-    assert transaction is not None
+    transaction = tested.request(records.ROUND)
     assert "nodes/b" in transaction.deletes
 
 
@@ -260,11 +237,10 @@ def test_no_islands_while_all_of_the_last_round_are_silent() -> None:
     assert sorted(tested.probes()) == ["a", "b"]
     for name in "ab":
         tested.feed(Probed(name, SILENT), 0.5)
-    assert tested.transaction(JOB) is None
+    assert tested.transaction(records.JOB) is None
     tested.feed(Tick(), POLICY.timeouts.fence_timeout - 2.0)
-    assert tested.transaction(JOB) is None
-    fresh = tested.feed(Tick(), 2.0).written(JobRecord, JOB)
-    assert fresh is not None
+    assert tested.transaction(records.JOB) is None
+    fresh = tested.feed(Tick(), 2.0).wrote(JobRecord)
     assert fresh.incarnation != LIFE
     assert fresh.first_round == 3
 
@@ -272,9 +248,8 @@ def test_no_islands_while_all_of_the_last_round_are_silent() -> None:
 def test_a_new_life_begins_at_once_where_the_old_one_is_proven_dead() -> None:
     tested = NodeUnderTest("d").sees(job(), sealed(3, "a", "b"), node("d"))
     tested.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
-    transaction = tested.transaction(JOB)
-    assert transaction is not None
-    assert set(transaction.deletes) == {ROUND, SWITCH, OUTCOME}
+    transaction = tested.request(records.JOB)
+    assert set(transaction.deletes) == {records.ROUND, records.SWITCH, records.OUTCOME}
 
 
 @pytest.mark.parametrize(
@@ -294,8 +269,7 @@ def test_what_the_job_was_scaled_to_holds_until_it_ends(
     tested = NodeUnderTest("d").sees(old, sealed(3, "a", "b"), node("d"), *shown)
     if not shown:  # nobody asks after the members of a job that has ended
         tested.feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
-    fresh = tested.written(JobRecord, JOB)
-    assert fresh is not None
+    fresh = tested.wrote(JobRecord)
     assert (fresh.min_nodes, fresh.max_nodes) == bounds
     assert (fresh.launch_min, fresh.launch_max) == (1, 4)
 
@@ -315,7 +289,7 @@ def test_a_later_life_of_a_name_proves_that_earlier_ones_are_over(
     last = replace(sealed(3, "a"), members=(_pod("a", 0, former),))
     tested.sees(job(), last, node("d", name="pod-0", life=own))
     assert (tested.state.reach.dead == {"a": REPLACED}) is over
-    assert (tested.transaction(JOB) is not None) is over
+    assert (tested.transaction(records.JOB) is not None) is over
     assert (tested.probes() == []) is over
 
 
@@ -323,10 +297,10 @@ def test_a_later_life_says_nothing_about_other_names() -> None:
     tested = NodeUnderTest("d").feed(NewNode(node("d", name="pod-0", life=8)))
     last = replace(sealed(3, "a", "b"), members=(_pod("a", 0, 5), _pod("b", 1, 6)))
     tested.sees(job(), last, node("d", name="pod-0", life=8))
-    assert tested.transaction(JOB) is None
+    assert tested.transaction(records.JOB) is None
     assert tested.state.reach.dead == {"a": REPLACED}
     later = node("e", name="pod-1", life=9)
-    assert tested.changes(later).transaction(JOB) is not None
+    assert tested.changes(later).transaction(records.JOB) is not None
 
 
 def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
@@ -343,96 +317,96 @@ def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
 
 @pytest.mark.parametrize(
     ("report", "broken"),
-    [(FAULT, True), (FaultReport(3, ASKED, "asked"), True), (None, True)],
+    [(FAULT, True), (FaultReport(3, records.ASKED, "asked"), True), (None, True)],
 )
 def test_a_member_that_left_unasked_breaks_the_round(
     report: FaultReport | None, broken: bool
 ) -> None:
     left = replace(back("b", 3), fault=report)
     tested = NodeUnderTest().sees(job(1, 2), sealed(3, "a", "b"), node("a"), left)
-    order = tested.written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.wrote(SwitchRecord)
     assert order.broken is broken
 
 
 @pytest.mark.parametrize(
-    ("fault", "escalates"), [(None, False), (FaultReport(3, ASKED, "asked"), False), (FAULT, True)]
+    ("fault", "escalates"),
+    [(None, False), (FaultReport(3, records.ASKED, "asked"), False), (FAULT, True)],
 )
 def test_leaving_as_planned_breaks_nothing(fault: FaultReport | None, escalates: bool) -> None:
     tested = NodeUnderTest().sees(
         job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a"), back("b", 3, fault)
     )
-    order = tested.written(SwitchRecord, SWITCH)
+    order = tested.written(SwitchRecord)
     assert (order is not None and order.broken) is escalates
 
 
 def test_a_member_that_went_before_it_was_in_the_round_breaks_a_planned_change_of_it() -> None:
-    gone = replace(back("b", 2), status=GONE)
+    gone = replace(back("b", 2), status=records.GONE)
     tested = NodeUnderTest().sees(
-        job(1, 2), sealed(3, "a", "b"), switch(3, broken=False), node("a", status=LEAVING), gone
+        job(1, 2),
+        sealed(3, "a", "b"),
+        switch(3, broken=False),
+        node("a", status=records.LEAVING),
+        gone,
     )
-    order = tested.written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.wrote(SwitchRecord)
     assert (order.broken, order.reason) == (True, "node b left")
 
 
 def test_a_node_that_drains_is_a_planned_change() -> None:
     tested = NodeUnderTest().sees(
-        job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=LEAVING)
+        job(1, 2), sealed(3, "a", "b"), node("a"), node("b", status=records.LEAVING)
     )
-    order = tested.written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.wrote(SwitchRecord)
     assert (order.broken, order.reason) == (False, "node b was asked to leave")
 
 
 def test_joiners_are_gathered_unless_they_fill_the_world() -> None:
     shown = (job(1, 4), sealed(3, "a"), node("a"))
     tested = NodeUnderTest().sees(*shown).changes(node("b"), after=10.0)
-    assert tested.transaction(SWITCH) is None
+    assert tested.transaction(records.SWITCH) is None
     assert (
-        tested.changes(node("c"), after=POLICY.timeouts.join_batch / 2).transaction(SWITCH) is None
+        tested.changes(node("c"), after=POLICY.timeouts.join_batch / 2).transaction(records.SWITCH)
+        is None
     )
-    order = tested.feed(Tick(), POLICY.timeouts.join_batch / 2).written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.feed(Tick(), POLICY.timeouts.join_batch / 2).wrote(SwitchRecord)
     assert order.reason == "nodes b, c join"
     full = NodeUnderTest().sees(job(1, 2), sealed(3, "a"), node("a")).changes(node("b"), after=10.0)
-    assert full.transaction(SWITCH) is not None
+    assert full.transaction(records.SWITCH) is not None
 
 
 def test_nobody_is_let_in_once_somebody_is_done() -> None:
-    through = node("b", status=DONE, incarnation=LIFE, done_round=3)
+    through = node("b", status=records.DONE, incarnation=LIFE, done_round=3)
     tested = NodeUnderTest().sees(job(1, 3), sealed(3, "a", "b"), node("a"), through)
-    assert tested.changes(node("c"), after=10.0).transaction(SWITCH) is None
+    assert tested.changes(node("c"), after=10.0).transaction(records.SWITCH) is None
 
 
 def test_fewer_nodes_may_be_asked_for_while_it_runs() -> None:
     tested = NodeUnderTest().sees(job(1, 1), sealed(3, "a", "b"), node("a"), node("b"))
-    order = tested.written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.wrote(SwitchRecord)
     assert order.reason == "the job was scaled to at most 1 nodes"
 
 
 def test_the_job_ends_when_all_are_through() -> None:
     def through(name: str) -> object:
-        return node(name, status=DONE, incarnation=LIFE, done_round=3)
+        return node(name, status=records.DONE, incarnation=LIFE, done_round=3)
 
     tested = NodeUnderTest()
     tested.wants(through("a"))  # type: ignore[arg-type]
     tested.sees(job(), sealed(3, "a", "b", "c"), through("a"), through("b"), node("c"))  # type: ignore[arg-type]
-    assert tested.transaction(OUTCOME) is None
+    assert tested.transaction(records.OUTCOME) is None
     # One that was through may be gone by now.
     tested.changes(gone=("nodes/b",), after=10.0)
-    outcome = tested.changes(through("c")).written(OutcomeRecord, OUTCOME)  # type: ignore[arg-type]
+    outcome = tested.changes(through("c")).written(OutcomeRecord)  # type: ignore[arg-type]
     assert outcome is not None
     assert (outcome.succeeded, outcome.exit_code) == (True, 0)
 
 
 def test_a_failure_brings_back_those_that_were_through() -> None:
-    through = node("b", status=DONE, incarnation=LIFE, done_round=3)
+    through = node("b", status=records.DONE, incarnation=LIFE, done_round=3)
     tested = _broken(through, back("c", 3, FAULT))
     assert tested.members() == []
-    record = tested.changes(back("b", 3, done_round=3), after=0.01).written(RoundRecord, ROUND)
-    assert record is not None
+    record = tested.changes(back("b", 3, done_round=3), after=0.01).wrote(RoundRecord)
     assert tested.members() == ["a", "b", "c"]
     assert record.budget.failures == 1
 
@@ -442,8 +416,7 @@ def test_the_end_of_the_budget_is_the_end_of_the_job() -> None:
     tested = NodeUnderTest("a", policy)
     tested.wants(back("a", 3))
     shown = (sealed(3, "a", "b"), switch(3, broken=True), back("a", 3), back("b", 3, FAULT))
-    outcome = tested.sees(job(), *shown).written(OutcomeRecord, OUTCOME)
-    assert outcome is not None
+    outcome = tested.sees(job(), *shown).wrote(OutcomeRecord)
     assert (outcome.succeeded, outcome.exit_code, outcome.node) == (False, 1, "b")
     assert outcome.fault == FAULT
 
@@ -451,8 +424,8 @@ def test_the_end_of_the_budget_is_the_end_of_the_job() -> None:
 @pytest.mark.parametrize(
     ("fault", "members"),
     [
-        (FaultReport(3, FAILED, "no route to host", consequence=True), ["a"]),
-        (FaultReport(3, START, "the port is taken"), ["a"]),
+        (FaultReport(3, records.FAILED, "no route to host", consequence=True), ["a"]),
+        (FaultReport(3, records.START, "the port is taken"), ["a"]),
         (FAULT, ["a", "b"]),  # that was the script
     ],
 )
@@ -462,9 +435,7 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     tested = NodeUnderTest()
     tested.wants(back("a", 3, fault, checked=3))
     order, before = switch(3, broken=True, survey=True), Budget(best_step=9)
-    tested.sees(
-        job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, tested.state.own.record
-    )
+    tested.sees(job(1, 2), sealed(3, "a", "b", survivors=1, budget=before), order, tested.own)
     other = back("b", 3, fault, checked=3)
     tested.changes(other, after=0.01)
     assert (tested.members() or tested.feed(Tick(), 1.0).members()) == members
@@ -474,17 +445,17 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     tested.changes(
         sealed(4, "a", survivors=1), replace(other, checked=4), gone=("switch",), after=0.01
     )
-    assert tested.feed(Tick(), POLICY.timeouts.join_batch).transaction(SWITCH) is None
-    assert tested.feed(Tick(), 10.0).transaction(SWITCH) is not None
+    assert tested.feed(Tick(), POLICY.timeouts.join_batch).transaction(records.SWITCH) is None
+    assert tested.feed(Tick(), 10.0).transaction(records.SWITCH) is not None
 
 
 def test_there_may_be_no_choice_but_a_suspect() -> None:
-    echo = FaultReport(3, FAILED, "no route to host", consequence=True)
+    echo = FaultReport(3, records.FAILED, "no route to host", consequence=True)
     tested = NodeUnderTest()
     tested.wants(back("a", 3, echo, checked=3))
     last = sealed(3, "a", "b", survivors=1, budget=Budget(best_step=9))
     order = switch(3, broken=True, survey=True)
-    tested.sees(job(2, 2), last, order, tested.state.own.record, back("b", 3, echo, checked=3))
+    tested.sees(job(2, 2), last, order, tested.own, back("b", 3, echo, checked=3))
     assert tested.members() == ["a", "b"]
 
 
@@ -493,3 +464,88 @@ def test_who_waits_for_nodes_is_told_that_they_were_asked_for_later() -> None:
     (scaled,) = NodeUnderTest().sees(job(3, 4, launch_min=1), node("a")).told(Waiting)
     assert launched.reason == "waiting for at least 3 nodes"
     assert scaled.reason == "waiting for at least 3 nodes (elasticctl scale)"
+
+
+# ---------------------------------------------------------------- a life of the job
+
+
+def test_a_job_that_has_run_before_may_still_be_training_somewhere() -> None:
+    tested = NodeUnderTest(policy=replace(POLICY, resuming=True))
+    tested.sees(node("a")).settle().sees(node("a"))
+    assert tested.written(JobRecord) is None
+    assert tested.state.timers[Timer.RESUMING] == tested.now
+    assert tested.wake <= tested.now + POLICY.timeouts.fence_timeout
+
+
+def test_a_node_that_is_alive_holds_up_the_next_life() -> None:
+    former = sealed(3, "b")
+    tested = NodeUnderTest().sees(job(), node("a"), node("b", incarnation=LIFE), former).settle()
+    tested.sees(job(), node("a"), node("b", incarnation=LIFE), former)
+    assert tested.written(JobRecord) is None
+
+
+def test_only_the_keys_of_nodes_that_are_known_to_be_gone_are_removed() -> None:
+    tested = NodeUnderTest().sees(
+        job(), node("a"), node("b"), node("c", status=records.GONE), node("d")
+    )
+    tested.state = replace(tested.state, reach=replace(tested.state.reach, dead={"d": "refused"}))
+    assert dead_keys(tested.state, frozenset()) == ("nodes/c", "nodes/d")
+    assert dead_keys(tested.state, frozenset({"d"})) == ("nodes/c",)
+
+
+# ---------------------------------------------------------------- the job's secret
+
+OURS = replace(POLICY, secret="drawn by this node")
+THEIRS = "drawn by another one"
+
+
+def test_the_first_node_of_a_job_gives_it_a_secret_and_others_take_it_over() -> None:
+    first = NodeUnderTest(policy=OURS).sees(node("a"))
+    record = first.wrote(JobRecord)
+    assert record.secret == OURS.secret
+    assert NodeUnderTest("b", OURS).sees(job(secret=THEIRS)).state.secret == THEIRS
+
+
+@pytest.mark.parametrize(("before", "after"), [(THEIRS, THEIRS), ("", OURS.secret)])
+def test_a_new_life_of_the_job_keeps_its_secret(before: str, after: str) -> None:
+    tested = NodeUnderTest("d", OURS).sees(job(secret=before), sealed(3, "a"), node("d"))
+    record = tested.feed(Probed("a", REFUSED)).wrote(JobRecord)
+    assert record.incarnation != LIFE
+    assert record.secret == after
+
+
+def test_a_store_that_forgot_gets_the_secret_back() -> None:
+    tested = NodeUnderTest("b", OURS).sees(
+        node("a"), node("b"), job(secret=THEIRS), sealed(3, "a", "b")
+    )
+    tested.sees(wide=False, forgot=True)
+    assert tested.state.secret == THEIRS  # in the meantime as well
+    restored = tested.wrote(JobRecord, records.ROUND)
+    assert restored.secret == THEIRS
+
+
+def test_a_secret_that_an_older_elasticctl_has_dropped_is_written_again() -> None:
+    tested = NodeUnderTest("a", OURS).sees(
+        job(secret=THEIRS), sealed(3, "a", "b"), node("a"), node("b")
+    )
+    tested.changes(job(1, 3))  # scaled
+    assert tested.state.secret == THEIRS
+    mended = tested.written(JobRecord) or tested.wrote(JobRecord, records.ROUND)
+    assert (mended.secret, mended.max_nodes) == (THEIRS, 3)
+
+
+def test_nobody_joins_a_living_job_of_a_version_without_secrets() -> None:
+    tested = NodeUnderTest("b", OURS).sees(job(), sealed(3, "a"), node("a"))
+    assert not tested.transaction("own")
+    assert "run one version on all nodes" in tested.told(Waiting)[0].reason
+    assert (
+        not NodeUnderTest("b", OURS)
+        .sees(job(secret=THEIRS), sealed(3, "a"), node("a"))
+        .told(Waiting)
+    )
+
+
+def test_no_secret_is_shown_where_records_are() -> None:
+    shown = repr(NodeUnderTest("b", OURS).sees(job(secret=THEIRS)).state)
+    assert OURS.secret not in shown
+    assert THEIRS not in shown

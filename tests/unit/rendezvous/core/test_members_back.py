@@ -12,8 +12,6 @@ from elastic_runtime.protocol.records import (
     GONE,
     IN,
     LEAVING,
-    OUTCOME,
-    SWITCH,
     FaultReport,
     NodeRecord,
     OutcomeRecord,
@@ -30,7 +28,6 @@ from tests.unit.rendezvous.node_under_test import (
     job,
     member,
     node,
-    own_record,
     sealed,
 )
 
@@ -52,9 +49,9 @@ def test_a_node_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     tested.wants(node("a", full=1))
     tested.sees(job(in_place=True), sealed(3, "a"), node("a", full=1), *others)
     tested.changes(newcomer)
-    assert bool(tested.written(SwitchRecord, SWITCH)) is not waits
+    assert bool(tested.written(SwitchRecord)) is not waits
     tested.feed(Tick(), 2 * POLICY.join_batch_in_place)
-    assert bool(tested.written(SwitchRecord, SWITCH)) is waits
+    assert bool(tested.written(SwitchRecord)) is waits
 
 
 @pytest.mark.parametrize(("now", "waits"), [(3, False), (2, True)])
@@ -66,9 +63,9 @@ def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     two = replace(sealed(3, "a", "b"), members=(with_workers("a", 1), with_workers("b", 1)))
     tested.sees(job(in_place=True), two, node("a", full=1), node("b", full=3))
     tested.changes(node("b", full=3, workers=now))
-    assert bool(tested.written(SwitchRecord, SWITCH)) is not waits
+    assert bool(tested.written(SwitchRecord)) is not waits
     tested.feed(Tick(), 2 * POLICY.join_batch_in_place)
-    assert bool(tested.written(SwitchRecord, SWITCH)) is waits
+    assert bool(tested.written(SwitchRecord)) is waits
 
 
 @pytest.mark.parametrize("of_now", [True, False])
@@ -78,7 +75,7 @@ def test_nobody_is_taken_in_where_training_is_over(of_now: bool) -> None:
     tested.wants(node("a", full=1))
     tested.sees(job(in_place=True), sealed(3, "a", "b"), node("a", full=1), over)
     tested.changes(back("c", 2, full=1))
-    order = tested.written(SwitchRecord, SWITCH)
+    order = tested.written(SwitchRecord)
     assert (order is None) is of_now
     assert order is None or order.grows
 
@@ -90,8 +87,7 @@ def test_the_end_of_what_follows_the_training_is_waited_for() -> None:
         tested.feed(Tick(), 100 * POLICY.timeouts.rejoin_timeout)
         assert not tested.members()
     tested.wants(done("a")).changes(done("a"), done("b"))
-    outcome = tested.written(OutcomeRecord, OUTCOME)
-    assert outcome is not None
+    outcome = tested.wrote(OutcomeRecord)
     assert outcome.succeeded
 
 
@@ -104,8 +100,7 @@ def test_those_that_do_not_obey_are_told_that_another_one_has_left(ended: bool, 
     if ended:
         tested.wants(done("a")).changes(done("a"))
     tested.changes(other)
-    order = tested.written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.wrote(SwitchRecord)
     assert order.broken
     assert order.reason == "node b left before its script had ended"
 
@@ -117,7 +112,7 @@ def test_under_another_order_those_who_leave_have_their_time() -> None:
     others = back("b", 3, asked, status=GONE), done("c")
     tested.wants(node("a", full=1))
     tested.sees(job(in_place=True), sealed(3, "a", "b", "c"), order, node("a", full=1), *others)
-    assert tested.written(SwitchRecord, SWITCH) is None
+    assert tested.written(SwitchRecord) is None
 
 
 @pytest.mark.parametrize("stands", ["to grow", "to shrink", "to end a broken round"])
@@ -132,9 +127,9 @@ def test_who_goes_waits_for_no_step_at_which_others_may_join(stands: str, scaled
     members = node("a", full=1), node("b", full=1)
     tested.wants(members[0])
     tested.sees(job(1, 4, in_place=True), sealed(3, "a", "b"), order, *members, node("c", full=1))
-    assert tested.written(SwitchRecord, SWITCH) is None
+    assert tested.written(SwitchRecord) is None
     tested.changes(terms if scaled else node("b", full=1, status=LEAVING))
-    written = tested.written(SwitchRecord, SWITCH)
+    written = tested.written(SwitchRecord)
     assert (written is not None) is (stands == "to grow")
     assert written is None or (written.broken, written.grows) == (False, False)
     reason = "the job was scaled to at most 1 nodes" if scaled else "node b was asked to leave"
@@ -147,7 +142,7 @@ def test_a_smaller_world_is_for_those_who_train(over: bool) -> None:
     second = node("b", full=1, incarnation=LIFE, returned=3 if over else 0)
     tested.wants(node("a", full=1))
     tested.sees(job(1, 1, in_place=True), sealed(3, "a", "b"), node("a", full=1), second)
-    order = tested.written(SwitchRecord, SWITCH)
+    order = tested.written(SwitchRecord)
     assert (order is None) is over
     assert order is None or not order.grows
 
@@ -155,8 +150,7 @@ def test_a_smaller_world_is_for_those_who_train(over: bool) -> None:
 def test_what_a_node_says_of_the_end_is_kept_until_it_is_in_another_life() -> None:
     tested = member()
     tested.feed(TrainReturned(3))
-    own = own_record(tested)
-    assert own is not None
+    own = tested.wrote(NodeRecord)
     assert (own.returned, own.incarnation) == (3, LIFE)
     assert has_returned(own, sealed(3, "a"))
     for other in (sealed(4, "a"), replace(sealed(3, "a"), incarnation="another")):

@@ -1,4 +1,4 @@
-"""What a broken round costs the job."""
+"""What a broken round costs the job, and which report says why it broke."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS, RETRY_PAUSES
-from elastic_runtime.protocol.records import (
-    ASKED,
-    CUT_OFF,
-    FAILED,
-    KILLED,
-    LACKS_RESOURCES,
-    LOST,
-    PLANNED,
-    START,
-    FaultReport,
-)
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import FaultReport
 from elastic_runtime.protocol.round_records import Budget
-from elastic_runtime.rendezvous.core.formation.failure_budget import assess, root_cause
+from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost, assess, root_cause
+from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 
-KINDS = (FAILED, KILLED, LOST, START, ASKED, PLANNED)
+KINDS = (
+    records.FAILED,
+    records.KILLED,
+    records.LOST,
+    records.START,
+    records.ASKED,
+    records.PLANNED,
+)
 
 
 def _fault(kind: str, **fields: object) -> FaultReport:
     return FaultReport(1, kind, **{"reason": f"it was {kind}", **fields})  # type: ignore[arg-type]
 
 
-ERROR = _fault(FAILED, signature="ValueError: x", reason="ValueError: x", step=7)
-ECHO = _fault(FAILED, consequence=True, reason="connection reset by peer", step=7)
-TOLD = _fault(PLANNED, step=7)
+ERROR = _fault(records.FAILED, signature="ValueError: x", reason="ValueError: x", step=7)
+ECHO = _fault(records.FAILED, consequence=True, reason="connection reset by peer", step=7)
+TOLD = _fault(records.PLANNED, step=7)
 
 
 @pytest.mark.parametrize(
     ("reports", "kind", "costs"),
     [
-        ([ERROR, ECHO, TOLD], FAILED, 1),
-        ([ECHO, ERROR], FAILED, 1),
-        ([ERROR, replace(ERROR, rank=3)], FAILED, 1),
-        ([_fault(KILLED), ERROR], KILLED, 0),
-        ([_fault(LOST), ECHO, ERROR], LOST, 0),
-        ([_fault(START), ECHO, TOLD], START, 0),
-        ([_fault(ASKED), ECHO, TOLD], ASKED, 0),
-        ([ECHO, TOLD], FAILED, 0),
-        ([TOLD, TOLD], PLANNED, 0),
+        ([ERROR, ECHO, TOLD], records.FAILED, 1),
+        ([ECHO, ERROR], records.FAILED, 1),
+        ([ERROR, replace(ERROR, rank=3)], records.FAILED, 1),
+        ([_fault(records.KILLED), ERROR], records.KILLED, 0),
+        ([_fault(records.LOST), ECHO, ERROR], records.LOST, 0),
+        ([_fault(records.START), ECHO, TOLD], records.START, 0),
+        ([_fault(records.ASKED), ECHO, TOLD], records.ASKED, 0),
+        ([ECHO, TOLD], records.FAILED, 0),
+        ([TOLD, TOLD], records.PLANNED, 0),
     ],
 )
 def test_a_round_costs_what_its_cause_costs(
@@ -63,7 +62,7 @@ def test_a_round_costs_what_its_cause_costs(
 
 def test_progress_makes_up_for_fruitless_rounds() -> None:
     budget = Budget(best_step=50, fruitless=4)
-    for report in (replace(ECHO, step=51), _fault(ASKED, step=51), replace(TOLD, step=51)):
+    for report in (replace(ECHO, step=51), _fault(records.ASKED, step=51), replace(TOLD, step=51)):
         verdict = assess(budget, [report], members=2, max_restarts=3)
         assert (verdict.budget.fruitless, verdict.budget.best_step) == (0, 51)
         assert not verdict.ends
@@ -79,11 +78,11 @@ def test_a_planned_change_is_not_fruitless_either() -> None:
 @pytest.mark.parametrize(
     ("report", "before", "useful"),
     [
-        (_fault(KILLED, lifetime=6.0), Budget(), True),
-        (_fault(KILLED, lifetime=1.0), Budget(), False),
-        (_fault(FAILED, lifetime=31.0, signature="E"), Budget(signature="E"), True),
-        (_fault(FAILED, lifetime=6.0, signature="E"), Budget(signature="E"), False),
-        (_fault(FAILED, lifetime=6.0, signature="F"), Budget(signature="E"), True),
+        (_fault(records.KILLED, lifetime=6.0), Budget(), True),
+        (_fault(records.KILLED, lifetime=1.0), Budget(), False),
+        (_fault(records.FAILED, lifetime=31.0, signature="E"), Budget(signature="E"), True),
+        (_fault(records.FAILED, lifetime=6.0, signature="E"), Budget(signature="E"), False),
+        (_fault(records.FAILED, lifetime=6.0, signature="F"), Budget(signature="E"), True),
     ],
 )
 def test_progress_of_a_script_that_reports_no_steps(
@@ -93,7 +92,7 @@ def test_progress_of_a_script_that_reports_no_steps(
     assert (verdict.budget.fruitless == 0) is useful
 
 
-@pytest.mark.parametrize("kind", [KILLED, LOST])
+@pytest.mark.parametrize("kind", [records.KILLED, records.LOST])
 def test_inner_steps_that_ranks_keep_are_progress(kind: str) -> None:
     budget = Budget(best_step=3)
     for inner in range(1, 3 * MAX_FRUITLESS_ROUNDS):
@@ -108,7 +107,9 @@ def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
     budget = Budget(best_step=3)
     ends = []
     for _ in range(MAX_FRUITLESS_ROUNDS + 1):
-        verdict = assess(budget, [_fault(KILLED, step=3, inner=5)], members=2, max_restarts=0)
+        verdict = assess(
+            budget, [_fault(records.KILLED, step=3, inner=5)], members=2, max_restarts=0
+        )
         ends.append(verdict.ends)
         budget = verdict.budget
     assert ends == [False] * MAX_FRUITLESS_ROUNDS + [True]
@@ -116,14 +117,14 @@ def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
 
 def test_a_higher_step_is_progress_however_few_inner_steps_follow_it() -> None:
     before = Budget(best_step=3, best_inner=90, fruitless=4)
-    verdict = assess(before, [_fault(KILLED, step=4, inner=1)], members=2, max_restarts=0)
+    verdict = assess(before, [_fault(records.KILLED, step=4, inner=1)], members=2, max_restarts=0)
     assert verdict.budget.fruitless == 0
     assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
 
 
 def test_inner_steps_after_a_lower_step_are_no_progress() -> None:
     before = Budget(best_step=4, best_inner=1)
-    verdict = assess(before, [_fault(KILLED, step=3, inner=90)], members=2, max_restarts=0)
+    verdict = assess(before, [_fault(records.KILLED, step=3, inner=90)], members=2, max_restarts=0)
     assert verdict.budget.fruitless == 1
     assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
 
@@ -131,8 +132,8 @@ def test_inner_steps_after_a_lower_step_are_no_progress() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        [_fault(ASKED, step=3, inner=6)],  # nothing has failed
-        [_fault(FAILED, step=3, inner=6, consequence=True, signature=CUT_OFF)],
+        [_fault(records.ASKED, step=3, inner=6)],  # nothing has failed
+        [_fault(records.FAILED, step=3, inner=6, consequence=True, signature=records.CUT_OFF)],
     ],
 )
 def test_inner_steps_make_up_for_fruitless_rounds_whatever_ended_the_round(
@@ -144,7 +145,7 @@ def test_inner_steps_make_up_for_fruitless_rounds_whatever_ended_the_round(
 
 
 def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
-    refused = _fault(START, signature=LACKS_RESOURCES, lifetime=200.0)
+    refused = _fault(records.START, signature=records.LACKS_RESOURCES, lifetime=200.0)
     budget = Budget()
     for _ in range(MAX_FRUITLESS_ROUNDS - 1):
         verdict = assess(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
@@ -203,7 +204,7 @@ def test_the_cause_does_not_depend_on_the_order(broken: list[FaultReport], chanc
         other.consequence,
         other.lifetime,
     )
-    own = [report for report in broken if report.kind != PLANNED and not report.consequence]
+    own = [report for report in broken if report.kind != records.PLANNED and not report.consequence]
     assert not own or one in own
 
 
@@ -216,4 +217,53 @@ def test_a_job_that_never_gets_anywhere_ends(kinds: list[str]) -> None:
         if verdict.ends:
             return
         budget = verdict.budget
-    assert sum(kind not in (ASKED, PLANNED) for kind in kinds) < MAX_FRUITLESS_ROUNDS
+    assert (
+        sum(kind not in (records.ASKED, records.PLANNED) for kind in kinds) < MAX_FRUITLESS_ROUNDS
+    )
+
+
+# ---------------------------------------------------------------- causes
+
+PEER_LOST = FaultReport(
+    1, records.FAILED, "lost a peer", signature="RuntimeError", consequence=True
+)
+BYSTANDER = FaultReport(1, records.PLANNED, "called back")
+
+
+def judged(budget: Budget, count: int, *reports: FaultReport, planned: bool = False) -> RoundCost:
+    """Judges the same round so many times in a row."""
+    for _ in range(count):
+        verdict = assess(budget, reports, members=2, max_restarts=3, planned=planned)
+        budget = verdict.budget
+    return verdict
+
+
+def test_a_node_that_was_called_back_does_not_hide_the_echo_that_broke_the_round() -> None:
+    verdict = assess(Budget(), (BYSTANDER, PEER_LOST), members=2, max_restarts=3)
+    assert verdict.cause == PEER_LOST
+    assert verdict.budget.fruitless == 1
+    assert judged(Budget(), MAX_FRUITLESS_ROUNDS, BYSTANDER, PEER_LOST).ends
+
+
+def test_echoes_in_a_planned_change_are_part_of_it() -> None:
+    verdict = judged(Budget(), 20, BYSTANDER, PEER_LOST, planned=True)
+    assert not verdict.ends
+    assert (verdict.budget.fruitless, verdict.budget.planned) == (0, 20)
+
+
+def test_an_own_failure_in_a_planned_change_is_a_failure() -> None:
+    own = replace(PEER_LOST, consequence=False, signature="ValueError: x")
+    assert assess(Budget(), (BYSTANDER, own), members=2, max_restarts=3, planned=True).free is False
+
+
+def test_a_mistake_of_the_users_explains_all_that_followed() -> None:
+    usage = FaultReport(
+        4, records.FAILED, "commit() outside", signature=f"{USAGE}commit()", lifetime=9.0
+    )
+    crash = FaultReport(4, records.FAILED, "a worker was killed", lifetime=0.5)
+    echo = FaultReport(
+        4, records.FAILED, "Connection closed by peer", consequence=True, lifetime=0.1
+    )
+    assert root_cause([crash, echo, usage]) is usage
+    assert root_cause([echo, crash]) is crash
+    assert root_cause([]) is None

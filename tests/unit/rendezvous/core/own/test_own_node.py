@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.protocol.records import (
-    DONE,
-    GONE,
-    IN,
-    JOB,
-    LEAVING,
-    ROUND,
-    FaultReport,
-    JobRecord,
-    OutcomeRecord,
-)
+from elastic_runtime.protocol import records
+from elastic_runtime.protocol.records import FaultReport, JobRecord, NodeRecord, OutcomeRecord
 from elastic_runtime.rendezvous.core.actions import Follow, Look
 from elastic_runtime.rendezvous.core.formation.member_status import accompanied
 from elastic_runtime.rendezvous.core.membership_events import (
+    ALIVE,
+    BUSY,
     REFUSED,
     SILENT,
     Applied,
@@ -41,12 +34,7 @@ from elastic_runtime.rendezvous.core.notices import (
     Switch,
     Waiting,
 )
-from elastic_runtime.rendezvous.store_contract import (
-    ABSENT,
-    Expect,
-    LeaseLost,
-    Lost,
-)
+from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, LeaseLost, Lost
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
@@ -63,6 +51,7 @@ from tests.unit.rendezvous.node_under_test import (
 if TYPE_CHECKING:
     from elastic_runtime.protocol.round_records import RoundRecord
 
+
 OUTCOME = OutcomeRecord(LIFE, True, 0, "the script ended well on all")
 _FAILED = OutcomeRecord(LIFE, False, 1, "worker 1 failed")
 
@@ -73,8 +62,7 @@ _FAILED = OutcomeRecord(LIFE, False, 1, "worker 1 failed")
 def test_a_node_shows_itself_under_a_lease() -> None:
     tested = NodeUnderTest()
     assert tested.actions == [Follow("nodes/a")]
-    transaction = tested.sees(wide=False).transaction("own")
-    assert transaction is not None
+    transaction = tested.sees(wide=False).request("own")
     assert transaction.expects == (Expect("nodes/a", ABSENT),)
     assert transaction.puts[0].leased
 
@@ -97,9 +85,9 @@ def test_a_write_that_failed_is_tried_again_after_a_pause(ok: bool | None, pause
 def test_an_answer_that_comes_after_the_change_holds_nothing_up() -> None:
     tested = member()
     tested.feed(Done(3))
-    through = node("b", status=DONE, incarnation=LIFE, done_round=3)
+    through = node("b", status=records.DONE, incarnation=LIFE, done_round=3)
     tested.changes(through).feed(Applied("own", True))
-    assert own_record(tested.feed(Goodbye())) == replace(through, status=GONE)
+    assert own_record(tested.feed(Goodbye())) == replace(through, status=records.GONE)
 
 
 def test_what_the_agent_says_is_written() -> None:
@@ -109,18 +97,16 @@ def test_what_the_agent_says_is_written() -> None:
     assert written == node(
         "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
     )
-    drained = own_record(member().feed(Leaving()))
-    assert drained is not None
+    drained = member().feed(Leaving()).wrote(NodeRecord)
     assert drained.status == "draining"
 
 
 def test_a_goodbye_outlives_the_lease_and_is_known_to_be_said() -> None:
     tested = member().feed(Goodbye())
-    transaction = tested.transaction("own")
-    assert transaction is not None
+    transaction = tested.request("own")
     assert not transaction.puts[0].leased
     assert not tested.state.goodbye_done(tested.now)
-    tested.changes(node("b", status=GONE))
+    tested.changes(node("b", status=records.GONE))
     assert tested.state.goodbye_done(tested.now)
 
 
@@ -133,9 +119,8 @@ def test_nobody_needs_the_goodbye_of_a_node_that_was_never_seen() -> None:
 def test_a_member_whose_lease_ran_out_returns_if_nobody_went_on_without_it() -> None:
     tested = member().changes(gone=("nodes/b",))
     assert not tested.told(Excluded)
-    transaction = tested.transaction("own")
-    assert transaction is not None
-    assert Expect(ROUND, tested.state.shown.round.version) in transaction.expects
+    transaction = tested.request("own")
+    assert Expect(records.ROUND, tested.state.shown.round.version) in transaction.expects
 
 
 def test_after_a_lost_lease_the_key_is_put_under_a_new_one() -> None:
@@ -191,8 +176,7 @@ def test_a_round_that_was_called_off_before_it_was_heard_of_is_left() -> None:
     shown = (job(), sealed(3, "a", "b"), switch(3, broken=True), node("a"), node("b"))
     tested = NodeUnderTest("b").sees(*shown, wide=False)
     assert not tested.told(Sealed)
-    written = own_record(tested)
-    assert written is not None
+    written = tested.wrote(NodeRecord)
     assert (written.left, written.incarnation) == (3, LIFE)
 
 
@@ -232,9 +216,10 @@ def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(
         tested.feed(event)
     tested.changes(gone=("nodes/b",))
     assert not tested.told(Excluded)
-    transaction = tested.transaction("own")
-    assert transaction is not None
-    assert ROUND in {expect.key for expect in transaction.expects}, "nobody has gone on without it"
+    transaction = tested.request("own")
+    assert records.ROUND in {expect.key for expect in transaction.expects}, (
+        "nobody has gone on without it"
+    )
     assert tested.changes(sealed(4, "a", "c")).told(Excluded)
 
 
@@ -270,7 +255,9 @@ def test_the_oldest_looks_at_all_and_the_others_at_it() -> None:
 
 def test_a_leader_that_said_goodbye_hides_nobody() -> None:
     tested = (
-        NodeUnderTest("c").sees(node("a"), node("c"), wide=False).changes(node("a", status=GONE))
+        NodeUnderTest("c")
+        .sees(node("a"), node("c"), wide=False)
+        .changes(node("a", status=records.GONE))
     )
     assert Look(False, frozenset({"nodes/a"})) in tested.actions
     tested.version = 0  # b is older
@@ -299,11 +286,10 @@ def test_the_end_is_told_once() -> None:
 
 
 def test_the_end_of_an_earlier_life_is_not_ours() -> None:
-    shown = (job(), sealed(3, "a"), OUTCOME, node("a", status=GONE, done_round=3))
+    shown = (job(), sealed(3, "a"), OUTCOME, node("a", status=records.GONE, done_round=3))
     tested = NodeUnderTest("c").sees(*shown, node("c"))
     assert not tested.told(Ended)
-    fresh = tested.written(JobRecord, JOB)
-    assert fresh is not None
+    fresh = tested.wrote(JobRecord)
     assert fresh.first_round == 3
 
 
@@ -312,10 +298,10 @@ def test_a_job_of_our_own_start_that_is_over_does_not_begin_again(
     started_by: str, over: bool
 ) -> None:
     tested = NodeUnderTest("c", replace(POLICY, invocation="us"))
-    ended = node("a", status=GONE, done_round=3)
+    ended = node("a", status=records.GONE, done_round=3)
     tested.sees(job(invocation=started_by), sealed(3, "a"), OUTCOME, ended, node("c"))
     assert bool(tested.told(Ended)) == over
-    assert (tested.written(JobRecord, JOB) is None) == over
+    assert (tested.written(JobRecord) is None) == over
 
 
 @pytest.mark.parametrize(("outcome", "over"), [(OUTCOME, True), (_FAILED, False)])
@@ -323,16 +309,18 @@ def test_a_run_that_ended_well_is_over_for_good_where_that_is_asked(
     outcome: OutcomeRecord, over: bool
 ) -> None:
     tested = NodeUnderTest("c", replace(POLICY, once=True))
-    tested.sees(job(), sealed(3, "a"), outcome, node("a", status=GONE, done_round=3), node("c"))
+    tested.sees(
+        job(), sealed(3, "a"), outcome, node("a", status=records.GONE, done_round=3), node("c")
+    )
     assert bool(tested.told(Ended)) == over
-    assert (tested.written(JobRecord, JOB) is None) == over
+    assert (tested.written(JobRecord) is None) == over
 
 
 def test_another_script_under_the_id_of_a_run_that_is_over_is_another_run() -> None:
     tested = NodeUnderTest("c", replace(POLICY, once=True))
     tested.sees(job(settings="theirs"), sealed(3, "a"), OUTCOME, node("c"))
     assert not tested.told(Ended)
-    assert tested.written(JobRecord, JOB) is not None
+    assert tested.written(JobRecord) is not None
 
 
 def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
@@ -344,7 +332,9 @@ def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
     assert tested.sees(job(1, 1), sealed(3, "a"), OUTCOME, back("a", 0), wide=False).told(Ended)
 
 
-@pytest.mark.parametrize(("status", "goes_on"), [(IN, True), (LEAVING, False), (GONE, False)])
+@pytest.mark.parametrize(
+    ("status", "goes_on"), [(records.IN, True), (records.LEAVING, False), (records.GONE, False)]
+)
 def test_who_leaves_knows_of_others_that_go_on(status: str, goes_on: bool) -> None:
     tested = NodeUnderTest().sees(job(), node("a"), node("b", status=status), sealed(1, "a", "b"))
     assert accompanied(tested.state) is goes_on
@@ -411,3 +401,149 @@ def test_workers_that_are_restarted_may_have_any_torch() -> None:
     other = {"torch": "2.15.0", "regroup": "reconfigure"}
     assert _conflicts(other)
     assert not _conflicts(other, in_place=False)
+
+
+# ---------------------------------------------------------------- when it may register
+
+
+def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
+    tested = NodeUnderTest("c").sees(job(), sealed(3, "b", "a"), node("a"), wide=False)
+    assert (own_record(tested), sorted(tested.probes())) == (None, ["a", "b"])
+    tested.feed(Probed("a", BUSY), 0.001).feed(Probed("b", SILENT), 0.5)
+    (waiting,) = tested.told(Waiting)
+    assert waiting.reason == "cannot reach b at 127.0.0.1:1098"
+    assert own_record(tested) is None
+    # Its key is there, so it may be alive.
+    tested.sees(job(), sealed(3, "b", "a"), node("a"), node("b"))
+    assert own_record(tested) is None
+    assert tested.feed(Tick(), 1.0).probes() == ["b"]
+    assert own_record(tested.feed(Probed("b", ALIVE), 0.001)) is not None
+
+
+def test_whom_a_node_reached_before_it_was_left_out_says_nothing_about_now() -> None:
+    members = job(), sealed(3, "b", "a"), node("a")
+    tested = NodeUnderTest("c").sees(*members, wide=False)
+    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", ALIVE), 0.001)
+    assert own_record(tested) is not None
+    tested.feed(NewNode(node("d"))).sees(*members, wide=False)
+    assert (own_record(tested), sorted(tested.probes())) == (None, ["a", "b"])
+    tested.feed(Probed("a", ALIVE), 0.001)
+    assert own_record(tested) is None
+    assert own_record(tested.feed(Probed("b", ALIVE), 0.001)) is not None
+
+
+def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_dead() -> None:
+    """A job that trains would get another life beside it."""
+    far = [node(name, address="10.0.0.1") for name in "ab"]
+    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), *far)
+    for _ in range(3):
+        tested.feed(Probed("a", REFUSED), 0.001).feed(Probed("b", REFUSED), 0.001)
+        assert (own_record(tested), tested.transaction(records.JOB)) == (None, None)
+        tested.feed(Tick(), 5.0)
+    # Once their leases have ended, it is a proof.
+    tested.changes(gone=("nodes/a", "nodes/b"))
+    assert own_record(tested) is not None
+    tested.changes(node("c")).feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
+    assert tested.transaction(records.JOB) is not None
+
+
+def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_for_ever() -> None:
+    far = node("a", address="10.0.0.1")
+    tested = member().feed(LeftRound(3, FaultReport(3, "failed")))
+    tested.feed(Tick(), POLICY.probe_after + POLICY.probe_stagger).feed(Probed("a", REFUSED), 0.001)
+    assert "a" in tested.state.reach.dead
+    tested.feed(NewNode(node("c"))).sees(job(), sealed(4, "a"), far)
+    assert (own_record(tested), tested.transaction(records.JOB)) == (None, None)
+
+
+GONE_NODE = node("b", status="gone", left=3)
+
+
+@pytest.mark.parametrize("answer", [SILENT, REFUSED])
+@pytest.mark.parametrize("shown", [(), (GONE_NODE,)], ids=["killed", "left"])
+def test_a_member_that_is_over_keeps_no_newcomer_from_those_who_wait_for_it(
+    answer: str, shown: tuple[NodeRecord, ...]
+) -> None:
+    """At the minimum the others can begin no round in which it is no member any more."""
+    group = job(2, 2), sealed(3, "a", "b"), back("a", 3)
+    tested = NodeUnderTest("c").sees(*group, wide=False)
+    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", answer), 0.5)
+    assert own_record(tested) is None
+    # Its key says more than its silence.
+    assert [action for action in tested.actions if isinstance(action, Look)] == [
+        Look(True, frozenset())
+    ]
+    assert own_record(tested.sees(*group, *shown)) is not None
+
+
+def test_a_member_whose_key_is_gone_may_still_train_with_the_others() -> None:
+    """One who cannot reach it would break the round of all others for nothing."""
+    group = job(1, 3), sealed(3, "a", "b"), node("a")
+    tested = NodeUnderTest("c").sees(*group, wide=False)
+    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", SILENT), 0.5)
+    assert own_record(tested.sees(*group)) is None
+    # Once the round is over, there is nothing to break.
+    assert own_record(tested.changes(back("a", 3))) is not None
+
+
+def test_where_nobody_is_there_a_silent_group_disturbs_nobody() -> None:
+    assert own_record(NodeUnderTest("c").sees(job(), sealed(3, "a"), wide=False)) is not None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_another_job_under_the_run_id_is_a_conflict_if_it_lives(known: bool) -> None:
+    theirs = replace(node("a"), settings="theirs")
+    shown = (job(1, 2, settings="theirs", entry="other.py"),) if known else ()
+    tested = NodeUnderTest("c").sees(*shown, theirs, wide=False)
+    assert (own_record(tested), tested.probes()) == (None, ["a"])
+    (conflict,) = tested.feed(Probed("a", ALIVE), 0.001).told(Conflict)
+    assert "use the same settings or another --run-id" in conflict.message
+    assert ("other.py with 1:2 nodes" in conflict.message) is known
+    tested = NodeUnderTest("c").sees(*shown, theirs, wide=False).feed(Probed("a", REFUSED), 0.001)
+    assert not tested.told(Conflict)
+
+
+_RELEASED = replace(POLICY, protocol="2", release="0.2.0")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        ({"protocol": "3", "release": "0.3.0"}, "0.3.0 (protocol 3): install the same one"),
+        # The record of a version that did not say which it is.
+        ({}, "an older one: install the same one"),
+        # Some other setting is another one, too.
+        ({"launch_max": 5}, "use the same settings"),
+        ({"launch_max": 5, "protocol": "2", "release": "0.2.1"}, "use the same settings"),
+        ({"launch_max": 5, "protocol": "3", "release": "0.3.0"}, "0.3.0 (protocol 3): install"),
+    ],
+)
+def test_a_job_of_another_version_is_a_conflict_that_says_so(
+    theirs: dict[str, object], told: str
+) -> None:
+    other = job(settings="theirs", **theirs)
+    tested = NodeUnderTest("c", _RELEASED).sees(other, node("a", settings="theirs"), wide=False)
+    (waiting,) = tested.feed(Probed("a", SILENT), 0.001).told(Waiting)
+    (conflict,) = tested.feed(Probed("a", ALIVE), 0.001).told(Conflict)
+    assert told in conflict.message
+    assert "install" not in told or "this node runs 0.2.0 (protocol 2)" in conflict.message
+    assert ("of another version" in waiting.reason) is ("install" in told)
+
+
+def test_a_job_says_which_version_began_it() -> None:
+    written = NodeUnderTest("a", _RELEASED).sees(node("a")).wrote(JobRecord)
+    assert (written.protocol, written.release) == ("2", "0.2.0")
+
+
+def test_bounds_that_were_changed_while_it_runs_are_no_conflict() -> None:
+    tested = NodeUnderTest("c").sees(job(2, 3), node("a"), wide=False)
+    assert own_record(tested) is not None
+
+
+def test_the_job_of_others_that_are_gone_is_followed_by_ours() -> None:
+    old = job(1, 2, settings="theirs")
+    tested = NodeUnderTest("c").sees(old, sealed(3, "a"), wide=False)
+    assert own_record(tested) is not None
+    tested.sees(old, sealed(3, "a"), node("c")).feed(Probed("a", REFUSED), 0.001)
+    fresh = tested.wrote(JobRecord)
+    assert (fresh.settings, fresh.first_round) == ("s", 3)

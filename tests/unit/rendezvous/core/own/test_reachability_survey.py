@@ -12,7 +12,6 @@ from elastic_runtime.protocol.records import (
     HANGS,
     KILLED,
     LOST,
-    ROUND,
     SWITCH,
     FaultReport,
     NodeRecord,
@@ -54,15 +53,13 @@ def _leader(
     tested.wants(back("a", 3, fault, **own))
     last = sealed(3, "a", "b", "c", budget=Budget(best_step=5))
     order = switch(3, broken=True, survey=asked)
-    assert tested.state.own.record is not None
-    return tested.sees(job(), last, order, tested.state.own.record, *others)
+    return tested.sees(job(), last, order, tested.own, *others)
 
 
 @pytest.mark.parametrize("fault", [ECHO, HANG, CUT])
 def test_without_a_reason_the_leader_asks_whom_they_reach(fault: FaultReport) -> None:
     tested = _leader(back("b", 3), back("c", 3), fault=fault)
-    order = tested.written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.wrote(SwitchRecord)
     assert order.survey
     assert order.broken
     assert not tested.members()
@@ -81,8 +78,7 @@ def test_the_largest_part_goes_on_and_nothing_is_counted() -> None:
     assert not tested.members(), "c has not said anything yet"
     tested.changes(_checked("c", "a"))
     assert tested.members() == ["a", "b"]
-    record = tested.written(RoundRecord, ROUND)
-    assert record is not None
+    record = tested.wrote(RoundRecord)
     assert record.reason == "no connection between a and c"
     assert (record.budget.failures, record.budget.fruitless, record.budget.lost) == (0, 0, 1)
 
@@ -93,17 +89,14 @@ def test_a_cut_counts_for_nothing_however_often_it_breaks_a_round() -> None:
     spent = Budget(failures=3, fruitless=4, best_step=99)
     last = sealed(3, "a", "b", "c", budget=spent)
     order = switch(3, broken=True, survey=True)
-    assert tested.state.own.record is not None
-    tested.sees(job(), last, order, tested.state.own.record, _checked("b"), _checked("c", "a"))
-    record = tested.written(RoundRecord, ROUND)
-    assert record is not None
+    tested.sees(job(), last, order, tested.own, _checked("b"), _checked("c", "a"))
+    record = tested.wrote(RoundRecord)
     assert record.budget == replace(spent, lost=1)
 
 
 def test_a_hang_of_members_that_all_reach_each_other_is_one() -> None:
     tested = _leader(_checked("b"), _checked("c"), asked=True, fault=HANG, checked=3)
-    record = tested.written(RoundRecord, ROUND)
-    assert record is not None
+    record = tested.wrote(RoundRecord)
     assert record.budget.failures == 1
 
 
@@ -119,13 +112,11 @@ def test_where_too_few_reach_each_other_it_is_said_who_does_not() -> None:
     reach = replace(tested.state.reach, missed=missed, answers={"b": SILENT})
     tested.state = replace(tested.state, reach=reach)
     tested.wants(own)
-    assert tested.state.own.record is not None
     order = switch(3, broken=True, survey=True)
-    tested.sees(job(2, 2), sealed(3, "a", "b"), order, tested.state.own.record, _checked("b", "a"))
+    tested.sees(job(2, 2), sealed(3, "a", "b"), order, tested.own, _checked("b", "a"))
     (waiting,) = tested.told(Waiting)
     assert waiting.reason == "waiting for at least 2 nodes: no connection between a and b"
-    written = tested.feed(Probed("b", ALIVE), 0.01).written(NodeRecord, OWN)
-    assert written is not None
+    written = tested.feed(Probed("b", ALIVE), 0.01).wrote(NodeRecord)
     assert not written.unreachable
     tested.changes(written, _checked("b"))
     assert tested.members() == ["a", "b"]
@@ -138,10 +129,9 @@ def _member(**fields: object) -> NodeUnderTest:
     """Node b, a member of round 3 (a, b, c) that it has left."""
     tested = NodeUnderTest("b")
     tested.wants(back("b", 3, ECHO, **fields))
-    assert tested.state.own.record is not None
     order = switch(3, broken=True, survey=True)
     last, lead = sealed(3, "a", "b", "c"), back("a", 3, ECHO)
-    return tested.sees(job(), last, order, lead, tested.state.own.record, wide=False)
+    return tested.sees(job(), last, order, lead, tested.own, wide=False)
 
 
 def test_a_member_that_is_asked_probes_the_others_and_says_whom_it_misses() -> None:
@@ -151,8 +141,7 @@ def test_a_member_that_is_asked_probes_the_others_and_says_whom_it_misses() -> N
     assert tested.transaction(OWN) is None, "one silence may be an accident"
     assert "c" in tested.probes()
     tested.feed(Probed("c", SILENT), 0.5)
-    written = tested.written(NodeRecord, OWN)
-    assert written is not None
+    written = tested.wrote(NodeRecord)
     assert (written.checked, written.unreachable) == (3, ("c",))
 
 
@@ -161,29 +150,25 @@ def test_a_silence_that_was_an_accident_is_no_cut() -> None:
     tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", SILENT), 0.5).feed(
         Probed("c", ALIVE), 0.2
     )
-    written = tested.written(NodeRecord, OWN)
-    assert written is not None
+    written = tested.wrote(NodeRecord)
     assert (written.checked, written.unreachable) == (3, ())
 
 
 def test_the_dead_are_not_out_of_reach() -> None:
     tested = _member()
     tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", REFUSED), 0.01)
-    assert tested.state.own.record is not None
-    assert (tested.state.own.record.checked, tested.state.own.record.unreachable) == (3, ())
+    assert (tested.own.checked, tested.own.unreachable) == (3, ())
 
 
 def test_whom_it_has_missed_it_looks_for_until_they_are_there() -> None:
     tested = _member()
     tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", SILENT), 0.5)
-    written = tested.feed(Probed("c", SILENT), 0.5).written(NodeRecord, OWN)
-    assert written is not None
+    written = tested.feed(Probed("c", SILENT), 0.5).wrote(NodeRecord)
     tested.changes(written)
     assert "c" in tested.feed(Tick(), 1.0).probes()
     assert "c" not in tested.feed(Tick(), 1.0).probes(), "one of a node at a time"
     tested.feed(Probed("c", ALIVE), 0.1)
-    written = tested.written(NodeRecord, OWN)
-    assert written is not None
+    written = tested.wrote(NodeRecord)
     assert not written.unreachable
 
 
@@ -192,16 +177,14 @@ def test_who_was_left_out_looks_for_the_members_of_the_round_that_runs() -> None
     tested.changes(sealed(4, "a", "c"), gone=("switch",))
     assert sorted(tested.probes()) == ["a", "c"]
     tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", ALIVE), 0.01)
-    written = tested.written(NodeRecord, OWN)
-    assert written is not None
+    written = tested.wrote(NodeRecord)
     assert (written.checked, written.unreachable) == (4, ())
 
 
 @pytest.mark.parametrize("answer", [ALIVE, BUSY, SILENT])
 def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
     tested = NodeUnderTest("b")
-    assert tested.state.own.record is not None
-    tested.sees(job(), sealed(3, "a", "b"), node("a"), tested.state.own.record, wide=False)
+    tested.sees(job(), sealed(3, "a", "b"), node("a"), tested.own, wide=False)
     assert tested.feed(Tick()).probes() == [], "a round that runs is not disturbed"
     assert tested.feed(LookForMembers(3)).probes() == ["a"]
     tested.feed(Probed("a", answer), 0.5)
@@ -220,10 +203,8 @@ def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
 )
 def test_nobody_is_let_in_who_does_not_reach_a_member(newcomer: NodeRecord, reason: str) -> None:
     tested = NodeUnderTest()
-    assert tested.state.own.record is not None
     apart = replace(newcomer, checked=4, unreachable=("a",))
-    tested.sees(job(), sealed(4, "a", "b"), tested.state.own.record, back("b", 3), apart).settle()
+    tested.sees(job(), sealed(4, "a", "b"), tested.own, back("b", 3), apart).settle()
     assert tested.feed(Tick(), 60.0).transaction(SWITCH) is None
-    order = tested.changes(replace(apart, unreachable=())).written(SwitchRecord, SWITCH)
-    assert order is not None
+    order = tested.changes(replace(apart, unreachable=())).wrote(SwitchRecord)
     assert order.reason == reason

@@ -1,4 +1,4 @@
-"""What a node does while the store does not serve it, and when it gives up."""
+"""What a node does while the store does not serve it, and what it gives back to one that forgot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from elastic_runtime.config import Timeouts
 from elastic_runtime.limits import FENCE_RESERVE, LONGEST_WAIT, OUTAGE_REPORT_INTERVAL
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import FaultReport
+from elastic_runtime.protocol.records import FaultReport, JobRecord
+from elastic_runtime.protocol.round_records import RoundRecord
+from elastic_runtime.rendezvous.core.actions import ApplyTransaction
 from elastic_runtime.rendezvous.core.membership_events import (
     Applied,
     Done,
@@ -21,27 +23,40 @@ from elastic_runtime.rendezvous.core.membership_events import (
     Tick,
 )
 from elastic_runtime.rendezvous.core.notices import (
+    BadRecord,
+    Excluded,
     Fenced,
-    Sealed,
     StoreState,
     StoreTimeout,
     StoreTrouble,
+    Switch,
     Waiting,
 )
-from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost, StoreSnapshot
-from tests.unit.rendezvous.node_under_test import POLICY, NodeUnderTest, job, node, sealed
+from elastic_runtime.rendezvous.store_contract import (
+    ABSENT,
+    Changed,
+    Expect,
+    Found,
+    LeaseLost,
+    Lost,
+    Refused,
+    StoreEntry,
+    StoreSnapshot,
+)
+from tests.unit.rendezvous.node_under_test import (
+    POLICY,
+    NodeUnderTest,
+    job,
+    member,
+    node,
+    own_record,
+    sealed,
+)
 
 NO_SPACE = "the store answers: database space exceeded"
 FULL = Applied("own", None, NO_SPACE)
 STOPS_AFTER = (1 - FENCE_RESERVE) * POLICY.timeouts.fence_timeout  # without the store
 LEFT = LeftRound(3, FaultReport(3, records.KILLED, "killed"))
-
-
-def member() -> NodeUnderTest:
-    """A node that runs round 3 of a and b; a leads."""
-    tested = NodeUnderTest("b").sees(job(), sealed(3, "a", "b"), node("a"), node("b"), wide=False)
-    assert tested.told(Sealed)
-    return tested
 
 
 # ---------------------------------------------------------------- the fence
@@ -223,3 +238,107 @@ def test_nobody_waits_for_ever_for_a_store_that_is_gone(story: list[tuple[Event,
             tested.feed(LEFT, 2.0)
     gave_up = any(name.startswith("timeout/") for name in tested.state.given)
     assert gave_up or tested.state.own.excluded
+
+
+# ---------------------------------------------------------------- a store that has lost its memory
+
+
+def test_a_store_that_forgot_gets_the_round_back_before_anything_else() -> None:
+    tested = member().sees(wide=False, forgot=True)
+    assert not tested.told(Excluded)
+    transaction = tested.request(records.ROUND)
+    assert [put.key for put in transaction.puts] == [records.ROUND, records.JOB]
+    assert transaction.expects == (Expect(records.ROUND, ABSENT),)
+    assert tested.written(RoundRecord) == sealed(3, "a", "b")
+    assert own_record(tested) == node("b")
+
+
+def test_a_newcomers_job_in_a_store_that_forgot_gives_way() -> None:
+    theirs = replace(job(), incarnation="new")
+    tested = member().sees(theirs, wide=False, forgot=True)
+    assert tested.written(JobRecord) is None
+    assert tested.written(JobRecord, records.ROUND) == job()
+    # Without amnesia it is the next life of the job.
+    assert member().changes(theirs, gone=("round",)).told(Excluded)
+
+
+def test_nobody_seals_before_a_running_group_could_say_who_it_is() -> None:
+    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
+    tested.sees(node("c"), forgot=True)
+    for _ in range(3):
+        assert tested.transaction(records.JOB) is None
+        assert tested.transaction(records.ROUND) is None
+        tested.feed(Tick(), POLICY.settle / 3)
+    # Nobody said anything: what is known of the job goes on.
+    assert tested.transaction(records.ROUND) is not None
+    assert tested.written(RoundRecord) == sealed(3, "a", "b")
+
+
+def _came_back_to_an_empty_store(after: float, tested: NodeUnderTest) -> NodeUnderTest:
+    """A node loses the store, and finds it empty after so many seconds."""
+    tested.feed(Lost("no answer", acked_at=tested.now)).feed(Found(), after)
+    return tested.sees(node(tested.name), forgot=True)
+
+
+@pytest.mark.parametrize("was_member", [False, True])
+def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_outdated(
+    was_member: bool,
+) -> None:
+    shown = (job(), sealed(3, "a", "c" if was_member else "b"), node("a"), node("c"))
+    tested = NodeUnderTest("c").sees(*shown, wide=False)
+    if was_member:
+        tested.feed(LeftRound(3, FaultReport(3, "killed", "killed")))
+    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
+    # Others may have begun another life and been cut off since: until their own fence is over.
+    for wait in (POLICY.settle + 0.1, POLICY.timeouts.fence_timeout - POLICY.settle - 0.2):
+        tested.feed(Tick(), wait)
+        assert tested.transaction(records.ROUND) is None
+        assert tested.transaction(records.JOB) is None
+    tested.feed(Tick(), 2 * POLICY.settle)
+    assert tested.transaction(records.ROUND) is not None
+
+
+def test_who_was_away_for_less_than_the_fence_gives_the_round_back_soon() -> None:
+    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
+    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout - 1.0, tested)
+    tested.feed(Tick(), POLICY.settle + 0.1)
+    assert tested.written(RoundRecord) == sealed(3, "a", "b")
+
+
+def test_who_was_away_for_the_fence_is_told_by_a_job_in_the_store_how_things_are() -> None:
+    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
+    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
+    assert tested.state.contact.behind
+    tested.changes(job(), sealed(4, "a", "b"))
+    assert not tested.state.contact.behind
+
+
+def test_a_store_that_refuses_us_is_told_once() -> None:
+    tested = NodeUnderTest().feed(Refused("wrong password"))
+    assert tested.told(StoreState) == [StoreState(False, "wrong password", refused=True)]
+    assert not tested.feed(Refused("wrong password")).told(StoreState)
+
+
+@pytest.mark.parametrize(
+    ("key", "mended_by"),
+    [
+        ("job", records.ROUND),
+        ("round", records.ROUND),
+        ("nodes/b", "own"),
+        ("switch", ""),
+        ("outcome", ""),
+        ("nodes/x", ""),
+    ],
+)
+def test_what_cannot_be_read_is_reported_once_and_disturbs_nobody(key: str, mended_by: str) -> None:
+    tested = member()
+    before = tested.state
+    junk = Changed((StoreEntry(key, b"\x80\x04 not ours", 90, 91),))
+    (notice,) = tested.feed(junk).told(BadRecord)
+    assert notice.key == key
+    assert not tested.told(Excluded)
+    assert not tested.told(Switch)
+    assert tested.state.round_record == before.round_record
+    written = [action.tag for action in tested.actions if isinstance(action, ApplyTransaction)]
+    assert written == ([mended_by] if mended_by else [])
+    assert not tested.feed(junk).told(BadRecord)
