@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -158,12 +156,3 @@ def test_addresses_to_listen_at(text: str, expected: tuple[str, int]) -> None:
 def test_no_addresses_to_listen_at(text: str) -> None:
     with pytest.raises(UsageError, match="--listen"):
         split_address(text, "--listen")
-
-
-def test_neither_endpoints_nor_elasticctl_need_torch() -> None:
-    code = (
-        "import sys, elastic_runtime.cli.ctl.elasticctl; "
-        "print([m in sys.modules for m in ('torch', 'grpc')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[False, False]"

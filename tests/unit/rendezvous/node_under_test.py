@@ -17,7 +17,7 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Notify, Probe
-from elastic_runtime.rendezvous.core.membership_events import Event, NewNode
+from elastic_runtime.rendezvous.core.membership_events import Event, NewNode, Probed, Tick
 from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.policy import Policy
@@ -104,6 +104,14 @@ class NodeUnderTest:
         """A change shows these."""
         return self.feed(Changed(self._entries(shown), gone), after)
 
+    def later(self, seconds: float = 0.0) -> NodeUnderTest:
+        """Nothing happens for so long."""
+        return self.feed(Tick(), seconds)
+
+    def probed(self, name: str, answer: str, after: float = 0.0) -> NodeUnderTest:
+        """A probe of a node had this answer."""
+        return self.feed(Probed(name, answer), after)
+
     def settle(self) -> NodeUnderTest:
         """Contact has been there for long."""
         return self.regained(float("-inf"))
@@ -181,6 +189,10 @@ class NodeUnderTest:
         assert found is not None, f"no {cls.__name__} is written"
         return found
 
+    def shows(self) -> NodeRecord | None:
+        """What the node writes about itself in its last decision."""
+        return self.written(NodeRecord)
+
     def members(self) -> list[str]:
         """The members of the round that the last decision seals; empty: it seals none."""
         record = self.written(RoundRecord)
@@ -206,8 +218,3 @@ def member() -> NodeUnderTest:
     tested = NodeUnderTest("b").sees(*shown, wide=False)
     assert tested.told(Sealed)
     return tested
-
-
-def own_record(tested: NodeUnderTest) -> NodeRecord | None:
-    """What the node wrote about itself in its last decision."""
-    return tested.written(NodeRecord)

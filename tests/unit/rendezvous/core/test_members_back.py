@@ -19,7 +19,7 @@ from elastic_runtime.protocol.records import (
 )
 from elastic_runtime.protocol.round_records import Member
 from elastic_runtime.rendezvous.core.formation.member_status import has_returned
-from elastic_runtime.rendezvous.core.membership_events import Tick, TrainReturned
+from elastic_runtime.rendezvous.core.membership_events import TrainReturned
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
@@ -45,12 +45,11 @@ from tests.unit.rendezvous.node_under_test import (
 def test_a_node_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     waits: bool, newcomer: NodeRecord, others: tuple[NodeRecord, ...]
 ) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
-    tested.wants(node("a", full=1))
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True)).wants(node("a", full=1))
     tested.sees(job(in_place=True), sealed(3, "a"), node("a", full=1), *others)
     tested.changes(newcomer)
     assert bool(tested.written(SwitchRecord)) is not waits
-    tested.feed(Tick(), 2 * POLICY.join_batch_in_place)
+    tested.later(2 * POLICY.join_batch_in_place)
     assert bool(tested.written(SwitchRecord)) is waits
 
 
@@ -58,13 +57,12 @@ def test_a_node_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
 def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     now: int, waits: bool
 ) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
-    tested.wants(node("a", full=1))
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True)).wants(node("a", full=1))
     two = replace(sealed(3, "a", "b"), members=(with_workers("a", 1), with_workers("b", 1)))
     tested.sees(job(in_place=True), two, node("a", full=1), node("b", full=3))
     tested.changes(node("b", full=3, workers=now))
     assert bool(tested.written(SwitchRecord)) is not waits
-    tested.feed(Tick(), 2 * POLICY.join_batch_in_place)
+    tested.later(2 * POLICY.join_batch_in_place)
     assert bool(tested.written(SwitchRecord)) is waits
 
 
@@ -84,11 +82,10 @@ def test_the_end_of_what_follows_the_training_is_waited_for() -> None:
     """The order to take a node in was written while ``train`` returned."""
     tested = ordered_too_late()
     for _ in range(3):  # the second time, as nobody has come back
-        tested.feed(Tick(), 100 * POLICY.timeouts.rejoin_timeout)
+        tested.later(100 * POLICY.timeouts.rejoin_timeout)
         assert not tested.members()
     tested.wants(done("a")).changes(done("a"), done("b"))
-    outcome = tested.wrote(OutcomeRecord)
-    assert outcome.succeeded
+    assert tested.wrote(OutcomeRecord).succeeded
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -148,8 +145,7 @@ def test_a_smaller_world_is_for_those_who_train(over: bool) -> None:
 
 
 def test_what_a_node_says_of_the_end_is_kept_until_it_is_in_another_life() -> None:
-    tested = member()
-    tested.feed(TrainReturned(3))
+    tested = member().feed(TrainReturned(3))
     own = tested.wrote(NodeRecord)
     assert (own.returned, own.incarnation) == (3, LIFE)
     assert has_returned(own, sealed(3, "a"))

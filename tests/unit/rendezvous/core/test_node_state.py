@@ -126,7 +126,7 @@ def test_a_node_that_writes_its_key_anew_is_alive() -> None:
     tested = NodeUnderTest("a").sees(job(), node("a"))
     reach = replace(tested.state.reach, dead={"b": REFUSED, "c": REFUSED})
     tested.state = replace(tested.state, reach=reach)
-    tested.changes(node("b"))
+    tested.changes(node("b"), gone=("nodes/c",))
     assert set(tested.state.reach.dead) == {"c"}
 
 
@@ -156,11 +156,8 @@ def _gone(name: str) -> Changed:
 
 
 def _known() -> NodeState:
-    return (
-        NodeUnderTest("a")
-        .sees(job(), node("a"), node("b"), node("c"), sealed(1, "a", "b", "c"))
-        .state
-    )
+    shown = job(), *map(node, "abc"), sealed(1, *"abc")
+    return NodeUnderTest("a").sees(*shown).state
 
 
 def test_nodes_that_change_again_and_again_are_taken_in_at_once(
@@ -201,29 +198,15 @@ def test_they_come_to_the_same_as_one_after_the_other(changes: Sequence[Changed]
 
 
 FAULT = FaultReport(1, records.PLANNED, "told to")
-EVENTS: tuple[Event, ...] = (
-    StoreSnapshot((), wide=True),
-    Changed(),
-    Lost("gone"),
-    Found(),
-    LeaseLost(),
-    Refused("no"),
-    Applied(records.ROUND, True),
-    Probed("b", "alive"),
-    PartsGone(1),
-    SampleKnown("group"),
-    PartsSeen(1),
-    NewNode(node("a")),
-    LeftRound(1, FAULT),
-    WorkersAvailable(1),
-    TrainReturned(1),
-    Done(1),
-    Leaving(),
-    Goodbye(),
-    LookForMembers(1),
-    RecoversInPlace(),
-    Tick(),
+OF_THE_STORE: tuple[Event, ...] = (
+    *(StoreSnapshot((), wide=True), Changed(), Lost("gone"), Found(), LeaseLost(), Refused("no")),
+    *(Applied(records.ROUND, True), PartsGone(1), SampleKnown("group"), PartsSeen(1)),
 )
+OF_THE_AGENT: tuple[Event, ...] = (
+    *(NewNode(node("a")), LeftRound(1, FAULT), WorkersAvailable(1), TrainReturned(1), Done(1)),
+    *(Leaving(), Goodbye(), LookForMembers(1), RecoversInPlace()),
+)
+EVENTS: tuple[Event, ...] = (*OF_THE_STORE, *OF_THE_AGENT, Probed("b", "alive"), Tick())
 
 
 def test_there_is_one_of_each_kind_of_event() -> None:

@@ -22,7 +22,6 @@ from elastic_runtime.rendezvous.core.formation.reachability import (
     severed_pairs,
 )
 from elastic_runtime.rendezvous.core.formation.round_formation import sampled
-from elastic_runtime.rendezvous.core.membership_events import Tick
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.topology import known_topology
@@ -148,8 +147,7 @@ def test_a_leader_seals_the_first_round_in_this_order() -> None:
     leads = NodeUnderTest("a").wants(node("a", topology="z2"))
     leads.sees(job(4, 4), node("a", topology="z2"), *others)
     assert leads.members() == ["b", "d", "a", "c"]
-    record = leads.wrote(RoundRecord)
-    assert record.store_port == others[0].store_port
+    assert leads.wrote(RoundRecord).store_port == others[0].store_port
 
 
 def test_a_leader_takes_the_spare_that_is_nearest_to_a_lost_node() -> None:
@@ -158,7 +156,7 @@ def test_a_leader_takes_the_spare_that_is_nearest_to_a_lost_node() -> None:
     spares = _nodes(s="z1", t="z2")
     leads = NodeUnderTest("a").wants(own)
     shown = (job(3, 3), sealed(3, "a", "b", "c"), switch(3, broken=True), *members, *spares)
-    leads.sees(*shown).settle().feed(Tick())
+    leads.sees(*shown).settle().later()
     assert leads.members() == ["a", "b", "t"]
 
 

@@ -22,8 +22,6 @@ from elastic_runtime.rendezvous.core.membership_events import (
     Leaving,
     LeftRound,
     NewNode,
-    Probed,
-    Tick,
 )
 from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import (
@@ -43,7 +41,6 @@ from tests.unit.rendezvous.node_under_test import (
     job,
     member,
     node,
-    own_record,
     sealed,
     switch,
 )
@@ -69,7 +66,7 @@ def test_a_node_shows_itself_under_a_lease() -> None:
 
 def test_a_write_is_not_repeated_before_it_can_be_seen() -> None:
     tested = NodeUnderTest().sees(wide=False)
-    assert tested.feed(Tick(), 0.01).transaction("own") is None
+    assert tested.later(0.01).transaction("own") is None
     assert tested.feed(Applied("own", True)).transaction("own") is None
     assert tested.changes(node("a")).transaction("own") is None
 
@@ -79,32 +76,29 @@ def test_a_write_that_failed_is_tried_again_after_a_pause(ok: bool | None, pause
     tested = NodeUnderTest().sees(wide=False).feed(Applied("own", ok))
     assert tested.transaction("own") is None
     assert tested.wake == tested.now + pause
-    assert tested.feed(Tick(), pause).transaction("own") is not None
+    assert tested.later(pause).transaction("own") is not None
 
 
 def test_an_answer_that_comes_after_the_change_holds_nothing_up() -> None:
-    tested = member()
-    tested.feed(Done(3))
+    tested = member().feed(Done(3))
     through = node("b", status=records.DONE, incarnation=LIFE, done_round=3)
     tested.changes(through).feed(Applied("own", True))
-    assert own_record(tested.feed(Goodbye())) == replace(through, status=records.GONE)
+    assert tested.feed(Goodbye()).shows() == replace(through, status=records.GONE)
 
 
 def test_what_the_agent_says_is_written() -> None:
     tested = member()
     fault = FaultReport(3, "failed", "ValueError: x", step=12)
-    written = own_record(tested.feed(LeftRound(3, fault, store_port=77)))
+    written = tested.feed(LeftRound(3, fault, store_port=77)).shows()
     assert written == node(
         "b", incarnation=LIFE, left=3, rank=1, fault=fault, step=12, store_port=77
     )
-    drained = member().feed(Leaving()).wrote(NodeRecord)
-    assert drained.status == "draining"
+    assert member().feed(Leaving()).wrote(NodeRecord).status == "draining"
 
 
 def test_a_goodbye_outlives_the_lease_and_is_known_to_be_said() -> None:
     tested = member().feed(Goodbye())
-    transaction = tested.request("own")
-    assert not transaction.puts[0].leased
+    assert not tested.request("own").puts[0].leased
     assert not tested.state.goodbye_done(tested.now)
     tested.changes(node("b", status=records.GONE))
     assert tested.state.goodbye_done(tested.now)
@@ -119,8 +113,7 @@ def test_nobody_needs_the_goodbye_of_a_node_that_was_never_seen() -> None:
 def test_a_member_whose_lease_ran_out_returns_if_nobody_went_on_without_it() -> None:
     tested = member().changes(gone=("nodes/b",))
     assert not tested.told(Excluded)
-    transaction = tested.request("own")
-    assert Expect(records.ROUND, tested.state.shown.round.version) in transaction.expects
+    assert Expect(records.ROUND, tested.state.shown.round.version) in tested.request("own").expects
 
 
 def test_after_a_lost_lease_the_key_is_put_under_a_new_one() -> None:
@@ -134,7 +127,7 @@ def test_a_member_is_told_its_rank_once() -> None:
     tested = NodeUnderTest("b").sees(job(), sealed(3, "a", "b"), node("a"), node("b"), wide=False)
     (notice,) = tested.told(Sealed)
     assert (notice.round.number, notice.group_rank) == (3, 1)
-    assert not tested.feed(Tick(), 1.0).told(Sealed)
+    assert not tested.later(1.0).told(Sealed)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +150,7 @@ def test_a_node_that_comes_after_the_training_is_told_so() -> None:
 def test_an_order_to_leave_is_passed_on_and_passed_on_again_when_it_gets_worse() -> None:
     tested = member().changes(switch(3, broken=False))
     assert [notice.broken for notice in tested.told(Switch)] == [False]
-    assert not tested.feed(Tick(), 1.0).told(Switch)
+    assert not tested.later(1.0).told(Switch)
     assert [notice.broken for notice in tested.changes(switch(3, broken=True)).told(Switch)] == [
         True
     ]
@@ -185,7 +178,7 @@ def test_a_round_that_is_to_be_left_at_a_step_is_entered_though_it_was_heard_of_
     shown = (job(), sealed(3, "a", "b"), switch(3, broken=False), node("a"), node("b"))
     tested = NodeUnderTest("b").sees(*shown, wide=False)
     assert len(tested.told(Sealed)) == 1
-    assert [notice.broken for notice in tested.feed(Tick(), 0.1).told(Switch)] == [False]
+    assert [notice.broken for notice in tested.later(0.1).told(Switch)] == [False]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +193,7 @@ def test_a_round_that_is_to_be_left_at_a_step_is_entered_though_it_was_heard_of_
 def test_a_round_without_this_node_excludes_it(newer: RoundRecord) -> None:
     tested = member().changes(newer)
     assert len(tested.told(Excluded)) == 1
-    assert not tested.feed(Tick(), 1.0).actions
+    assert not tested.later(1.0).actions
 
 
 LEFT = LeftRound(3, FaultReport(3, "planned"))
@@ -216,8 +209,7 @@ def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(
         tested.feed(event)
     tested.changes(gone=("nodes/b",))
     assert not tested.told(Excluded)
-    transaction = tested.request("own")
-    assert records.ROUND in {expect.key for expect in transaction.expects}, (
+    assert records.ROUND in {expect.key for expect in tested.request("own").expects}, (
         "nobody has gone on without it"
     )
     assert tested.changes(sealed(4, "a", "c")).told(Excluded)
@@ -269,10 +261,10 @@ def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
     tested = member().feed(LeftRound(3, FaultReport(3, "failed")))
     assert tested.probes() == []
     turn = POLICY.probe_stagger
-    assert tested.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
-    assert tested.feed(Probed("a", SILENT), 0.001).probes() == []
-    assert tested.feed(Tick(), POLICY.probe_after + turn).probes() == ["a"]
-    tested.feed(Probed("a", REFUSED), 0.001)
+    assert tested.later(POLICY.probe_after + turn).probes() == ["a"]
+    assert tested.probed("a", SILENT, 0.001).probes() == []
+    assert tested.later(POLICY.probe_after + turn).probes() == ["a"]
+    tested.probed("a", REFUSED, 0.001)
     assert Look(False, frozenset({"nodes/a"})) in tested.actions
 
 
@@ -282,15 +274,14 @@ def test_who_waits_for_the_next_round_makes_sure_that_somebody_leads() -> None:
 def test_the_end_is_told_once() -> None:
     tested = member().changes(OUTCOME)
     assert tested.told(Ended) == [Ended(OUTCOME)]
-    assert not tested.feed(Tick(), 1.0).told(Ended)
+    assert not tested.later(1.0).told(Ended)
 
 
 def test_the_end_of_an_earlier_life_is_not_ours() -> None:
     shown = (job(), sealed(3, "a"), OUTCOME, node("a", status=records.GONE, done_round=3))
     tested = NodeUnderTest("c").sees(*shown, node("c"))
     assert not tested.told(Ended)
-    fresh = tested.wrote(JobRecord)
-    assert fresh.first_round == 3
+    assert tested.wrote(JobRecord).first_round == 3
 
 
 @pytest.mark.parametrize(("started_by", "over"), [("us", True), ("others", False), ("", False)])
@@ -348,7 +339,7 @@ def test_a_write_that_is_seen_late_is_tried_less_and_less_often() -> None:
         assert tested.transaction(OWN) is not None
         tested.feed(Applied(OWN, False))
         pauses.append(tested.state.in_flight[OWN].until - tested.now)
-        tested.feed(Tick(), pauses[-1])
+        tested.later(pauses[-1])
     assert pauses == sorted(pauses)
     assert pauses[-1] > 10 * pauses[0]
     tested.changes(node("a"))
@@ -362,7 +353,7 @@ def test_a_write_that_failed_is_tried_again_as_soon_as_after_the_first_time() ->
         assert tested.transaction(OWN) is not None
         tested.feed(Applied(OWN, None, "the main loop was silent"))
         pauses.add(round(tested.state.in_flight[OWN].until - tested.now, 6))
-        tested.feed(Tick(), max(pauses))
+        tested.later(max(pauses))
     assert len(pauses) == 1
 
 
@@ -408,28 +399,28 @@ def test_workers_that_are_restarted_may_have_any_torch() -> None:
 
 def test_a_joiner_reaches_the_group_before_it_shows_itself() -> None:
     tested = NodeUnderTest("c").sees(job(), sealed(3, "b", "a"), node("a"), wide=False)
-    assert (own_record(tested), sorted(tested.probes())) == (None, ["a", "b"])
-    tested.feed(Probed("a", BUSY), 0.001).feed(Probed("b", SILENT), 0.5)
+    assert (tested.shows(), sorted(tested.probes())) == (None, ["a", "b"])
+    tested.probed("a", BUSY, 0.001).probed("b", SILENT, 0.5)
     (waiting,) = tested.told(Waiting)
     assert waiting.reason == "cannot reach b at 127.0.0.1:1098"
-    assert own_record(tested) is None
+    assert tested.shows() is None
     # Its key is there, so it may be alive.
     tested.sees(job(), sealed(3, "b", "a"), node("a"), node("b"))
-    assert own_record(tested) is None
-    assert tested.feed(Tick(), 1.0).probes() == ["b"]
-    assert own_record(tested.feed(Probed("b", ALIVE), 0.001)) is not None
+    assert tested.shows() is None
+    assert tested.later(1.0).probes() == ["b"]
+    assert tested.probed("b", ALIVE, 0.001).shows() is not None
 
 
 def test_whom_a_node_reached_before_it_was_left_out_says_nothing_about_now() -> None:
     members = job(), sealed(3, "b", "a"), node("a")
     tested = NodeUnderTest("c").sees(*members, wide=False)
-    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", ALIVE), 0.001)
-    assert own_record(tested) is not None
+    tested.probed("a", ALIVE, 0.001).probed("b", ALIVE, 0.001)
+    assert tested.shows() is not None
     tested.feed(NewNode(node("d"))).sees(*members, wide=False)
-    assert (own_record(tested), sorted(tested.probes())) == (None, ["a", "b"])
-    tested.feed(Probed("a", ALIVE), 0.001)
-    assert own_record(tested) is None
-    assert own_record(tested.feed(Probed("b", ALIVE), 0.001)) is not None
+    assert (tested.shows(), sorted(tested.probes())) == (None, ["a", "b"])
+    tested.probed("a", ALIVE, 0.001)
+    assert tested.shows() is None
+    assert tested.probed("b", ALIVE, 0.001).shows() is not None
 
 
 def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_dead() -> None:
@@ -437,23 +428,23 @@ def test_a_firewall_that_refuses_a_joiner_does_not_make_it_take_the_group_for_de
     far = [node(name, address="10.0.0.1") for name in "ab"]
     tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), *far)
     for _ in range(3):
-        tested.feed(Probed("a", REFUSED), 0.001).feed(Probed("b", REFUSED), 0.001)
-        assert (own_record(tested), tested.transaction(records.JOB)) == (None, None)
-        tested.feed(Tick(), 5.0)
+        tested.probed("a", REFUSED, 0.001).probed("b", REFUSED, 0.001)
+        assert (tested.shows(), tested.transaction(records.JOB)) == (None, None)
+        tested.later(5.0)
     # Once their leases have ended, it is a proof.
     tested.changes(gone=("nodes/a", "nodes/b"))
-    assert own_record(tested) is not None
-    tested.changes(node("c")).feed(Probed("a", REFUSED)).feed(Probed("b", REFUSED))
+    assert tested.shows() is not None
+    tested.changes(node("c")).probed("a", REFUSED).probed("b", REFUSED)
     assert tested.transaction(records.JOB) is not None
 
 
 def test_who_was_left_out_behind_a_firewall_does_not_take_the_others_for_dead_for_ever() -> None:
     far = node("a", address="10.0.0.1")
     tested = member().feed(LeftRound(3, FaultReport(3, "failed")))
-    tested.feed(Tick(), POLICY.probe_after + POLICY.probe_stagger).feed(Probed("a", REFUSED), 0.001)
+    tested.later(POLICY.probe_after + POLICY.probe_stagger).probed("a", REFUSED, 0.001)
     assert "a" in tested.state.reach.dead
     tested.feed(NewNode(node("c"))).sees(job(), sealed(4, "a"), far)
-    assert (own_record(tested), tested.transaction(records.JOB)) == (None, None)
+    assert (tested.shows(), tested.transaction(records.JOB)) == (None, None)
 
 
 GONE_NODE = node("b", status="gone", left=3)
@@ -467,27 +458,27 @@ def test_a_member_that_is_over_keeps_no_newcomer_from_those_who_wait_for_it(
     """At the minimum the others can begin no round in which it is no member any more."""
     group = job(2, 2), sealed(3, "a", "b"), back("a", 3)
     tested = NodeUnderTest("c").sees(*group, wide=False)
-    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", answer), 0.5)
-    assert own_record(tested) is None
+    tested.probed("a", ALIVE, 0.001).probed("b", answer, 0.5)
+    assert tested.shows() is None
     # Its key says more than its silence.
     assert [action for action in tested.actions if isinstance(action, Look)] == [
         Look(True, frozenset())
     ]
-    assert own_record(tested.sees(*group, *shown)) is not None
+    assert tested.sees(*group, *shown).shows() is not None
 
 
 def test_a_member_whose_key_is_gone_may_still_train_with_the_others() -> None:
     """One who cannot reach it would break the round of all others for nothing."""
     group = job(1, 3), sealed(3, "a", "b"), node("a")
     tested = NodeUnderTest("c").sees(*group, wide=False)
-    tested.feed(Probed("a", ALIVE), 0.001).feed(Probed("b", SILENT), 0.5)
-    assert own_record(tested.sees(*group)) is None
+    tested.probed("a", ALIVE, 0.001).probed("b", SILENT, 0.5)
+    assert tested.sees(*group).shows() is None
     # Once the round is over, there is nothing to break.
-    assert own_record(tested.changes(back("a", 3))) is not None
+    assert tested.changes(back("a", 3)).shows() is not None
 
 
 def test_where_nobody_is_there_a_silent_group_disturbs_nobody() -> None:
-    assert own_record(NodeUnderTest("c").sees(job(), sealed(3, "a"), wide=False)) is not None
+    assert NodeUnderTest("c").sees(job(), sealed(3, "a"), wide=False).shows() is not None
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -495,11 +486,11 @@ def test_another_job_under_the_run_id_is_a_conflict_if_it_lives(known: bool) -> 
     theirs = replace(node("a"), settings="theirs")
     shown = (job(1, 2, settings="theirs", entry="other.py"),) if known else ()
     tested = NodeUnderTest("c").sees(*shown, theirs, wide=False)
-    assert (own_record(tested), tested.probes()) == (None, ["a"])
-    (conflict,) = tested.feed(Probed("a", ALIVE), 0.001).told(Conflict)
+    assert (tested.shows(), tested.probes()) == (None, ["a"])
+    (conflict,) = tested.probed("a", ALIVE, 0.001).told(Conflict)
     assert "use the same settings or another --run-id" in conflict.message
     assert ("other.py with 1:2 nodes" in conflict.message) is known
-    tested = NodeUnderTest("c").sees(*shown, theirs, wide=False).feed(Probed("a", REFUSED), 0.001)
+    tested = NodeUnderTest("c").sees(*shown, theirs, wide=False).probed("a", REFUSED, 0.001)
     assert not tested.told(Conflict)
 
 
@@ -523,8 +514,8 @@ def test_a_job_of_another_version_is_a_conflict_that_says_so(
 ) -> None:
     other = job(settings="theirs", **theirs)
     tested = NodeUnderTest("c", _RELEASED).sees(other, node("a", settings="theirs"), wide=False)
-    (waiting,) = tested.feed(Probed("a", SILENT), 0.001).told(Waiting)
-    (conflict,) = tested.feed(Probed("a", ALIVE), 0.001).told(Conflict)
+    (waiting,) = tested.probed("a", SILENT, 0.001).told(Waiting)
+    (conflict,) = tested.probed("a", ALIVE, 0.001).told(Conflict)
     assert told in conflict.message
     assert "install" not in told or "this node runs 0.2.0 (protocol 2)" in conflict.message
     assert ("of another version" in waiting.reason) is ("install" in told)
@@ -537,13 +528,13 @@ def test_a_job_says_which_version_began_it() -> None:
 
 def test_bounds_that_were_changed_while_it_runs_are_no_conflict() -> None:
     tested = NodeUnderTest("c").sees(job(2, 3), node("a"), wide=False)
-    assert own_record(tested) is not None
+    assert tested.shows() is not None
 
 
 def test_the_job_of_others_that_are_gone_is_followed_by_ours() -> None:
     old = job(1, 2, settings="theirs")
     tested = NodeUnderTest("c").sees(old, sealed(3, "a"), wide=False)
-    assert own_record(tested) is not None
-    tested.sees(old, sealed(3, "a"), node("c")).feed(Probed("a", REFUSED), 0.001)
+    assert tested.shows() is not None
+    tested.sees(old, sealed(3, "a"), node("c")).probed("a", REFUSED, 0.001)
     fresh = tested.wrote(JobRecord)
     assert (fresh.settings, fresh.first_round) == ("s", 3)

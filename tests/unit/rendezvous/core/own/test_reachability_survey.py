@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,6 @@ from elastic_runtime.rendezvous.core.membership_events import (
     REFUSED,
     SILENT,
     LookForMembers,
-    Probed,
-    Tick,
 )
 from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import Surveyed, Waiting
@@ -39,6 +38,7 @@ from tests.unit.rendezvous.node_under_test import (
     switch,
 )
 
+AT_STEP_5 = Budget(best_step=5)
 ECHO = FaultReport(3, FAILED, "connection reset", consequence=True, step=9)
 HANG = FaultReport(3, FAILED, "no step for 60 s", signature=HANGS, step=9)
 CUT = FaultReport(3, LOST, "a does not reach c", signature=CUT_OFF, consequence=True, step=9)
@@ -46,12 +46,15 @@ KILL = FaultReport(3, KILLED, "worker 1 was killed", step=9)
 
 
 def _leader(
-    *others: NodeRecord, asked: bool = False, fault: FaultReport = ECHO, **own: object
+    *others: NodeRecord,
+    asked: bool = False,
+    fault: FaultReport = ECHO,
+    budget: Budget = AT_STEP_5,
+    **own: object,
 ) -> NodeUnderTest:
     """Node a leads; round 3 (a, b, c) is broken."""
-    tested = NodeUnderTest()
-    tested.wants(back("a", 3, fault, **own))
-    last = sealed(3, "a", "b", "c", budget=Budget(best_step=5))
+    tested = NodeUnderTest().wants(back("a", 3, fault, **own))
+    last = sealed(3, "a", "b", "c", budget=budget)
     order = switch(3, broken=True, survey=asked)
     return tested.sees(job(), last, order, tested.own, *others)
 
@@ -84,42 +87,35 @@ def test_the_largest_part_goes_on_and_nothing_is_counted() -> None:
 
 
 def test_a_cut_counts_for_nothing_however_often_it_breaks_a_round() -> None:
-    tested = NodeUnderTest()
-    tested.wants(back("a", 3, HANG, checked=3, unreachable=("c",)))
     spent = Budget(failures=3, fruitless=4, best_step=99)
-    last = sealed(3, "a", "b", "c", budget=spent)
-    order = switch(3, broken=True, survey=True)
-    tested.sees(job(), last, order, tested.own, _checked("b"), _checked("c", "a"))
-    record = tested.wrote(RoundRecord)
-    assert record.budget == replace(spent, lost=1)
+    cut: dict[str, Any] = {"checked": 3, "unreachable": ("c",)}
+    others = _checked("b"), _checked("c", "a")
+    tested = _leader(*others, asked=True, fault=HANG, budget=spent, **cut)
+    assert tested.wrote(RoundRecord).budget == replace(spent, lost=1)
 
 
 def test_a_hang_of_members_that_all_reach_each_other_is_one() -> None:
     tested = _leader(_checked("b"), _checked("c"), asked=True, fault=HANG, checked=3)
-    record = tested.wrote(RoundRecord)
-    assert record.budget.failures == 1
+    assert tested.wrote(RoundRecord).budget.failures == 1
 
 
 def test_who_says_nothing_in_time_is_left_out() -> None:
     tested = _leader(_checked("b"), back("c", 3), asked=True, checked=3)
-    assert tested.feed(Tick(), POLICY.survey_timeout).members() == ["a", "b"]
+    assert tested.later(POLICY.survey_timeout).members() == ["a", "b"]
 
 
 def test_where_too_few_reach_each_other_it_is_said_who_does_not() -> None:
-    tested = NodeUnderTest()
+    tested = NodeUnderTest().wants(back("a", 3, ECHO, checked=3, unreachable=("b",)))
     missed = {"b": sealed(3, "b").members[0]}
-    own = back("a", 3, ECHO, checked=3, unreachable=("b",))
     reach = replace(tested.state.reach, missed=missed, answers={"b": SILENT})
     tested.state = replace(tested.state, reach=reach)
-    tested.wants(own)
     order = switch(3, broken=True, survey=True)
     tested.sees(job(2, 2), sealed(3, "a", "b"), order, tested.own, _checked("b", "a"))
     (waiting,) = tested.told(Waiting)
     assert waiting.reason == "waiting for at least 2 nodes: no connection between a and b"
-    written = tested.feed(Probed("b", ALIVE), 0.01).wrote(NodeRecord)
+    written = tested.probed("b", ALIVE, 0.01).wrote(NodeRecord)
     assert not written.unreachable
-    tested.changes(written, _checked("b"))
-    assert tested.members() == ["a", "b"]
+    assert tested.changes(written, _checked("b")).members() == ["a", "b"]
 
 
 # ---------------------------------------------------------------- a member
@@ -127,8 +123,7 @@ def test_where_too_few_reach_each_other_it_is_said_who_does_not() -> None:
 
 def _member(**fields: object) -> NodeUnderTest:
     """Node b, a member of round 3 (a, b, c) that it has left."""
-    tested = NodeUnderTest("b")
-    tested.wants(back("b", 3, ECHO, **fields))
+    tested = NodeUnderTest("b").wants(back("b", 3, ECHO, **fields))
     order = switch(3, broken=True, survey=True)
     last, lead = sealed(3, "a", "b", "c"), back("a", 3, ECHO)
     return tested.sees(job(), last, order, lead, tested.own, wide=False)
@@ -137,46 +132,38 @@ def _member(**fields: object) -> NodeUnderTest:
 def test_a_member_that_is_asked_probes_the_others_and_says_whom_it_misses() -> None:
     tested = _member()
     assert sorted(tested.probes()) == ["a", "c"]
-    tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", SILENT), 0.5)
+    tested.probed("a", ALIVE, 0.01).probed("c", SILENT, 0.5)
     assert tested.transaction(OWN) is None, "one silence may be an accident"
     assert "c" in tested.probes()
-    tested.feed(Probed("c", SILENT), 0.5)
+    tested.probed("c", SILENT, 0.5)
     written = tested.wrote(NodeRecord)
     assert (written.checked, written.unreachable) == (3, ("c",))
 
 
-def test_a_silence_that_was_an_accident_is_no_cut() -> None:
-    tested = _member()
-    tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", SILENT), 0.5).feed(
-        Probed("c", ALIVE), 0.2
-    )
-    written = tested.wrote(NodeRecord)
-    assert (written.checked, written.unreachable) == (3, ())
-
-
-def test_the_dead_are_not_out_of_reach() -> None:
-    tested = _member()
-    tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", REFUSED), 0.01)
+@pytest.mark.parametrize("answers", [(SILENT, ALIVE), (REFUSED,)], ids=["an accident", "dead"])
+def test_a_silence_that_was_an_accident_is_no_cut_and_the_dead_are_not_out_of_reach(
+    answers: tuple[str, ...],
+) -> None:
+    tested = _member().probed("a", ALIVE, 0.01)
+    for answer in answers:
+        tested.probed("c", answer, 0.2)
     assert (tested.own.checked, tested.own.unreachable) == (3, ())
 
 
 def test_whom_it_has_missed_it_looks_for_until_they_are_there() -> None:
-    tested = _member()
-    tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", SILENT), 0.5)
-    written = tested.feed(Probed("c", SILENT), 0.5).wrote(NodeRecord)
+    tested = _member().probed("a", ALIVE, 0.01).probed("c", SILENT, 0.5)
+    written = tested.probed("c", SILENT, 0.5).wrote(NodeRecord)
     tested.changes(written)
-    assert "c" in tested.feed(Tick(), 1.0).probes()
-    assert "c" not in tested.feed(Tick(), 1.0).probes(), "one of a node at a time"
-    tested.feed(Probed("c", ALIVE), 0.1)
-    written = tested.wrote(NodeRecord)
-    assert not written.unreachable
+    assert "c" in tested.later(1.0).probes()
+    assert "c" not in tested.later(1.0).probes(), "one of a node at a time"
+    tested.probed("c", ALIVE, 0.1)
+    assert not tested.wrote(NodeRecord).unreachable
 
 
 def test_who_was_left_out_looks_for_the_members_of_the_round_that_runs() -> None:
-    tested = _member(checked=3, unreachable=("a",))
-    tested.changes(sealed(4, "a", "c"), gone=("switch",))
+    tested = _member(checked=3, unreachable=("a",)).changes(sealed(4, "a", "c"), gone=("switch",))
     assert sorted(tested.probes()) == ["a", "c"]
-    tested.feed(Probed("a", ALIVE), 0.01).feed(Probed("c", ALIVE), 0.01)
+    tested.probed("a", ALIVE, 0.01).probed("c", ALIVE, 0.01)
     written = tested.wrote(NodeRecord)
     assert (written.checked, written.unreachable) == (4, ())
 
@@ -185,11 +172,11 @@ def test_who_was_left_out_looks_for_the_members_of_the_round_that_runs() -> None
 def test_an_agent_hears_whether_the_others_are_in_reach(answer: str) -> None:
     tested = NodeUnderTest("b")
     tested.sees(job(), sealed(3, "a", "b"), node("a"), tested.own, wide=False)
-    assert tested.feed(Tick()).probes() == [], "a round that runs is not disturbed"
+    assert tested.later().probes() == [], "a round that runs is not disturbed"
     assert tested.feed(LookForMembers(3)).probes() == ["a"]
-    tested.feed(Probed("a", answer), 0.5)
+    tested.probed("a", answer, 0.5)
     if answer == SILENT:
-        tested.feed(Probed("a", answer), 0.5)
+        tested.probed("a", answer, 0.5)
     (found,) = tested.told(Surveyed)
     missed, busy = (("a",) if answer == one else () for one in (SILENT, BUSY))
     assert found == Surveyed(3, missed, busy)
@@ -205,6 +192,5 @@ def test_nobody_is_let_in_who_does_not_reach_a_member(newcomer: NodeRecord, reas
     tested = NodeUnderTest()
     apart = replace(newcomer, checked=4, unreachable=("a",))
     tested.sees(job(), sealed(4, "a", "b"), tested.own, back("b", 3), apart).settle()
-    assert tested.feed(Tick(), 60.0).transaction(SWITCH) is None
-    order = tested.changes(replace(apart, unreachable=())).wrote(SwitchRecord)
-    assert order.reason == reason
+    assert tested.later(60.0).transaction(SWITCH) is None
+    assert tested.changes(replace(apart, unreachable=())).wrote(SwitchRecord).reason == reason

@@ -49,7 +49,6 @@ from tests.unit.rendezvous.node_under_test import (
     job,
     member,
     node,
-    own_record,
     sealed,
 )
 
@@ -65,16 +64,16 @@ LEFT = LeftRound(3, FaultReport(3, records.KILLED, "killed"))
 def test_a_group_without_the_store_goes_on_for_most_of_the_fence() -> None:
     tested = member().feed(Lost("refused"))
     assert tested.told(StoreState) == [StoreState(False, "refused")]
-    assert not tested.feed(Tick(), STOPS_AFTER - 0.1).told(Fenced)
-    assert tested.feed(Tick(), 0.1).told(Fenced)
-    assert not tested.feed(Tick(), 1.0).told(Fenced)
+    assert not tested.later(STOPS_AFTER - 0.1).told(Fenced)
+    assert tested.later(0.1).told(Fenced)
+    assert not tested.later(1.0).told(Fenced)
 
 
 def test_the_fence_counts_from_the_last_sign_of_life_that_the_store_has_acknowledged() -> None:
     tested = member()
     tested.feed(Lost("no answer", acked_at=tested.now), 8.6)
-    assert not tested.feed(Tick(), STOPS_AFTER - 8.7).told(Fenced)
-    assert tested.feed(Tick(), 0.1).told(Fenced)
+    assert not tested.later(STOPS_AFTER - 8.7).told(Fenced)
+    assert tested.later(0.1).told(Fenced)
 
 
 def test_a_lease_that_is_lost_behind_a_dead_connection_is_a_loss_of_the_store() -> None:
@@ -82,8 +81,8 @@ def test_a_lease_that_is_lost_behind_a_dead_connection_is_a_loss_of_the_store() 
     tested.feed(LeaseLost(acked_at=tested.now), 5.0)
     assert tested.transaction("own") is not None
     tested.feed(Applied("own", None, "no answer"), POLICY.write_timeout)
-    assert not tested.feed(Tick(), STOPS_AFTER - 9.1).told(Fenced)
-    assert tested.feed(Tick(), 0.1).told(Fenced)
+    assert not tested.later(STOPS_AFTER - 9.1).told(Fenced)
+    assert tested.later(0.1).told(Fenced)
 
 
 def test_a_node_that_stood_still_asks_the_store_before_it_stops_its_workers() -> None:
@@ -92,14 +91,14 @@ def test_a_node_that_stood_still_asks_the_store_before_it_stops_its_workers() ->
     assert not tested.told(Fenced)
     assert tested.transaction("own") is not None
     assert not tested.changes(node("b"), after=0.1).told(Fenced)
-    assert not tested.feed(Tick(), POLICY.write_timeout).told(Fenced)
+    assert not tested.later(POLICY.write_timeout).told(Fenced)
 
 
 def test_contact_that_comes_back_in_time_saves_the_group() -> None:
     tested = member().feed(Lost("refused")).feed(Found(), 0.7 * POLICY.timeouts.fence_timeout)
     assert tested.told(StoreState) == [StoreState(True)]
     tested.feed(Lost("again"), 1.0)
-    assert not tested.feed(Tick(), 0.7 * POLICY.timeouts.fence_timeout).told(Fenced)
+    assert not tested.later(0.7 * POLICY.timeouts.fence_timeout).told(Fenced)
 
 
 # ---------------------------------------------------------------- the end
@@ -107,9 +106,9 @@ def test_contact_that_comes_back_in_time_saves_the_group() -> None:
 
 def ends_after(tested: NodeUnderTest, patience: float) -> str:
     """Asserts that the node gives up after so many seconds, and says why."""
-    assert not tested.feed(Tick(), patience - 0.1).told(StoreTimeout)
-    (said,) = tested.feed(Tick(), 0.1).told(StoreTimeout)
-    assert not tested.feed(Tick(), 1.0).told(StoreTimeout)
+    assert not tested.later(patience - 0.1).told(StoreTimeout)
+    (said,) = tested.later(0.1).told(StoreTimeout)
+    assert not tested.later(1.0).told(StoreTimeout)
     return said.why
 
 
@@ -140,7 +139,7 @@ def test_the_loss_may_come_while_it_waits() -> None:
 
 def test_the_wait_after_the_fence_has_an_end() -> None:
     tested = member().feed(Lost("refused"))
-    assert tested.feed(Tick(), POLICY.timeouts.fence_timeout).told(Fenced)
+    assert tested.later(POLICY.timeouts.fence_timeout).told(Fenced)
     assert "refused" in ends_after(tested.feed(LEFT, 2.0), POLICY.timeouts.join_timeout)
 
 
@@ -148,7 +147,7 @@ def test_a_store_that_comes_back_is_given_all_the_time_again() -> None:
     tested = (
         member().feed(LEFT).feed(Lost("refused")).feed(Found(), 0.9 * POLICY.timeouts.join_timeout)
     )
-    assert not tested.feed(Tick(), POLICY.timeouts.join_timeout).told(StoreTimeout)
+    assert not tested.later(POLICY.timeouts.join_timeout).told(StoreTimeout)
     ends_after(tested.feed(Lost("again"), 1.0), POLICY.timeouts.join_timeout)
 
 
@@ -156,11 +155,11 @@ def test_who_trains_or_has_said_goodbye_gives_up_nothing() -> None:
     assert (
         not member()
         .feed(Lost("refused"))
-        .feed(Tick(), 10 * POLICY.timeouts.join_timeout)
+        .later(10 * POLICY.timeouts.join_timeout)
         .told(StoreTimeout)
     )
     tested = member().feed(LEFT).feed(Lost("refused")).feed(Goodbye())
-    assert not tested.feed(Tick(), 10 * POLICY.timeouts.join_timeout).told(StoreTimeout)
+    assert not tested.later(10 * POLICY.timeouts.join_timeout).told(StoreTimeout)
 
 
 # ---------------------------------------------------------------- a store that takes no writes
@@ -187,10 +186,10 @@ def test_a_store_that_takes_no_writes_is_told_of_time_and_again() -> None:
 def test_it_goes_on_as_soon_as_a_write_is_taken() -> None:
     tested = full()
     while not tested.transaction("own"):
-        tested.feed(Tick(), 0.5)
+        tested.later(0.5)
     tested.feed(Applied("own", True))
     for _ in range(100):
-        assert not tested.feed(Tick(), 1.0).told(Waiting)
+        assert not tested.later(1.0).told(Waiting)
 
 
 def test_who_waits_behind_it_gives_up() -> None:
@@ -205,11 +204,11 @@ def test_who_waits_behind_it_gives_up() -> None:
 
 def test_who_trains_says_it_as_well() -> None:
     tested = member().feed(Applied("events/", None, NO_SPACE))
-    said = tested.feed(Tick(), 1.0).told(StoreTrouble)
+    said = tested.later(1.0).told(StoreTrouble)
     assert said == [StoreTrouble(NO_SPACE, 1.0)]
     # Nothing more was tried, so nothing more is known.
     for _ in range(60):
-        assert not tested.feed(Tick(), 1.0).told(StoreTrouble)
+        assert not tested.later(1.0).told(StoreTrouble)
 
 
 # ---------------------------------------------------------------- whatever happens
@@ -250,7 +249,7 @@ def test_a_store_that_forgot_gets_the_round_back_before_anything_else() -> None:
     assert [put.key for put in transaction.puts] == [records.ROUND, records.JOB]
     assert transaction.expects == (Expect(records.ROUND, ABSENT),)
     assert tested.written(RoundRecord) == sealed(3, "a", "b")
-    assert own_record(tested) == node("b")
+    assert tested.shows() == node("b")
 
 
 def test_a_newcomers_job_in_a_store_that_forgot_gives_way() -> None:
@@ -268,7 +267,7 @@ def test_nobody_seals_before_a_running_group_could_say_who_it_is() -> None:
     for _ in range(3):
         assert tested.transaction(records.JOB) is None
         assert tested.transaction(records.ROUND) is None
-        tested.feed(Tick(), POLICY.settle / 3)
+        tested.later(POLICY.settle / 3)
     # Nobody said anything: what is known of the job goes on.
     assert tested.transaction(records.ROUND) is not None
     assert tested.written(RoundRecord) == sealed(3, "a", "b")
@@ -291,17 +290,17 @@ def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_ou
     _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
     # Others may have begun another life and been cut off since: until their own fence is over.
     for wait in (POLICY.settle + 0.1, POLICY.timeouts.fence_timeout - POLICY.settle - 0.2):
-        tested.feed(Tick(), wait)
+        tested.later(wait)
         assert tested.transaction(records.ROUND) is None
         assert tested.transaction(records.JOB) is None
-    tested.feed(Tick(), 2 * POLICY.settle)
+    tested.later(2 * POLICY.settle)
     assert tested.transaction(records.ROUND) is not None
 
 
 def test_who_was_away_for_less_than_the_fence_gives_the_round_back_soon() -> None:
     tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
     _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout - 1.0, tested)
-    tested.feed(Tick(), POLICY.settle + 0.1)
+    tested.later(POLICY.settle + 0.1)
     assert tested.written(RoundRecord) == sealed(3, "a", "b")
 
 
