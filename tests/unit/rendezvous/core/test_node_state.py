@@ -41,7 +41,6 @@ from elastic_runtime.rendezvous.core.node_decision import (
 )
 from elastic_runtime.rendezvous.core.node_state import NodeState
 from elastic_runtime.rendezvous.core.reducer import reduce
-from elastic_runtime.rendezvous.core.store_reducer import merged, regained
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
     Changed,
@@ -84,36 +83,6 @@ def test_a_job_with_other_settings_is_that_of_strangers() -> None:
     assert not seen(settings="").stranger, "an older version did not write them down"
 
 
-def put(key: str, version: int = 1) -> StoreEntry:
-    return StoreEntry(key, b"", version, version)
-
-
-def test_changes_are_put_together_and_keep_each_value() -> None:
-    first, second = put("a"), put("a", 2)
-    (one,) = merged([Changed((first,)), Changed((second, put("b")), ("c",))])
-    assert one == Changed((first, second, put("b")), ("c",))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        [Changed((put("a"),)), Changed((), ("a",))],
-        [Changed((), ("a",)), Changed((put("a"),))],
-    ],
-)
-def test_what_comes_and_goes_is_not_put_together(changes: list[Changed]) -> None:
-    assert list(merged(changes)) == changes
-
-
-def test_a_node_that_was_away_for_the_fence_knows_that_it_is_behind() -> None:
-    fence = Policy().timeouts.fence_timeout
-    known = regained(NodeState(Policy()), 0.0)
-    assert known.contact.connected and not known.contact.behind, "it was never there before"
-    for away, behind in ((fence - 1, False), (fence, True)):
-        lost = replace(known, contact=replace(known.contact, connected=False, acked_at=0.0))
-        assert regained(lost, away).contact.behind == behind
-
-
 def test_a_snapshot_replaces_what_was_known() -> None:
     tested = NodeUnderTest("a").sees(job(), node("a"), node("b"), sealed(3, "a", "b"))
     before = tested.state
@@ -128,20 +97,6 @@ def test_a_node_that_writes_its_key_anew_is_alive() -> None:
     tested.state = replace(tested.state, reach=reach)
     tested.changes(node("b"), gone=("nodes/c",))
     assert set(tested.state.reach.dead) == {"c"}
-
-
-def test_that_a_node_has_ended_well_is_remembered_when_its_key_is_gone() -> None:
-    tested = NodeUnderTest("a").sees(job(), node("a"))
-    tested.changes(node("b", status=records.DONE, done_round=3))
-    tested.changes(gone=("nodes/b",))
-    assert tested.state.history.ended_well == {"b": 3}
-
-
-def test_a_record_that_cannot_be_read_leaves_the_former_one() -> None:
-    tested = NodeUnderTest("a").sees(job(), node("a"))
-    tested.feed(Changed((StoreEntry(records.JOB, b"rubbish", 9, 9),)))
-    assert tested.state.shown.job.unreadable
-    assert tested.state.shown.job.record == job()
 
 
 # ---------------------------------------------------------------- several changes at once

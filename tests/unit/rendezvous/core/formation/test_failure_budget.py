@@ -60,19 +60,14 @@ def test_a_round_costs_what_its_cause_costs(
         assert not verdict.ends
 
 
-def test_progress_makes_up_for_fruitless_rounds() -> None:
+def test_progress_makes_up_for_fruitless_rounds_and_a_planned_change_is_none() -> None:
     budget = Budget(best_step=50, fruitless=4)
     for report in (replace(ECHO, step=51), _fault(records.ASKED, step=51), replace(TOLD, step=51)):
         verdict = assess(budget, [report], members=2, max_restarts=3)
         assert (verdict.budget.fruitless, verdict.budget.best_step) == (0, 51)
-        assert not verdict.ends
-        assert verdict.delay == 0.0
-
-
-def test_a_planned_change_is_not_fruitless_either() -> None:
-    verdict = assess(Budget(best_step=50, fruitless=4), [TOLD], members=2, max_restarts=3)
-    assert verdict.budget.fruitless == 4
-    assert not verdict.ends
+        assert (verdict.ends, verdict.delay) == (False, 0.0)
+    verdict = assess(budget, [TOLD], members=2, max_restarts=3)
+    assert (verdict.ends, verdict.budget.fruitless) == (False, 4)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +110,19 @@ def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
     assert ends == [False] * MAX_FRUITLESS_ROUNDS + [True]
 
 
-def test_a_higher_step_is_progress_however_few_inner_steps_follow_it() -> None:
-    before = Budget(best_step=3, best_inner=90, fruitless=4)
-    verdict = assess(before, [_fault(records.KILLED, step=4, inner=1)], members=2, max_restarts=0)
-    assert verdict.budget.fruitless == 0
-    assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
-
-
-def test_inner_steps_after_a_lower_step_are_no_progress() -> None:
-    before = Budget(best_step=4, best_inner=1)
-    verdict = assess(before, [_fault(records.KILLED, step=3, inner=90)], members=2, max_restarts=0)
-    assert verdict.budget.fruitless == 1
-    assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
+@pytest.mark.parametrize(
+    ("reached", "before", "after"),
+    [
+        ((4, 1), Budget(best_step=3, best_inner=90), (4, 1, 0)),  # however few inner steps follow
+        ((3, 90), Budget(best_step=4, best_inner=1), (4, 1, 1)),
+    ],
+)
+def test_a_higher_step_is_progress_and_inner_steps_after_a_lower_one_are_none(
+    reached: tuple[int, int], before: Budget, after: tuple[int, int, int]
+) -> None:
+    killed = _fault(records.KILLED, step=reached[0], inner=reached[1])
+    budget = assess(before, [killed], members=2, max_restarts=0).budget
+    assert (budget.best_step, budget.best_inner, budget.fruitless) == after
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,7 +32,7 @@ from elastic_runtime.rendezvous.core.notices import (
     Switch,
     Waiting,
 )
-from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, LeaseLost, Lost
+from elastic_runtime.rendezvous.store_contract import ABSENT, Expect, Lost
 from tests.unit.rendezvous.node_under_test import (
     LIFE,
     POLICY,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 
 OUTCOME = OutcomeRecord(LIFE, True, 0, "the script ended well on all")
-_FAILED = OutcomeRecord(LIFE, False, 1, "worker 1 failed")
 
 
 # ---------------------------------------------------------------- its key
@@ -110,16 +109,6 @@ def test_nobody_needs_the_goodbye_of_a_node_that_was_never_seen() -> None:
     assert tested.state.goodbye_done(tested.now)
 
 
-def test_a_member_whose_lease_ran_out_returns_if_nobody_went_on_without_it() -> None:
-    tested = member().changes(gone=("nodes/b",))
-    assert not tested.told(Excluded)
-    assert Expect(records.ROUND, tested.state.shown.round.version) in tested.request("own").expects
-
-
-def test_after_a_lost_lease_the_key_is_put_under_a_new_one() -> None:
-    assert member().feed(LeaseLost()).transaction("own") is not None
-
-
 # ---------------------------------------------------------------- its round
 
 
@@ -148,12 +137,11 @@ def test_a_node_that_comes_after_the_training_is_told_so() -> None:
 
 
 def test_an_order_to_leave_is_passed_on_and_passed_on_again_when_it_gets_worse() -> None:
-    tested = member().changes(switch(3, broken=False))
-    assert [notice.broken for notice in tested.told(Switch)] == [False]
-    assert not tested.later(1.0).told(Switch)
-    assert [notice.broken for notice in tested.changes(switch(3, broken=True)).told(Switch)] == [
-        True
-    ]
+    tested = member()
+    for broken in (False, True):
+        tested.changes(switch(3, broken=broken))
+        assert [notice.broken for notice in tested.told(Switch)] == [broken]
+        assert not tested.later(1.0).told(Switch)
 
 
 def test_an_order_to_grow_is_passed_on_as_one_and_followed_by_another() -> None:
@@ -199,19 +187,18 @@ def test_a_round_without_this_node_excludes_it(newer: RoundRecord) -> None:
 LEFT = LeftRound(3, FaultReport(3, "planned"))
 
 
-@pytest.mark.parametrize("event", [LEFT, None], ids=["has left", "is told to"])
-def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(
-    event: LeftRound | None,
-) -> None:
+@pytest.mark.parametrize("state", ["runs", "is told to leave", "has left"])
+def test_a_member_whose_lease_ran_out_stays_one_until_the_job_goes_on(state: str) -> None:
     """What its workers hold may be held by nobody else."""
-    tested = member().changes(switch(3, broken=True))
-    if event is not None:
-        tested.feed(event)
+    tested = member()
+    if state != "runs":
+        tested.changes(switch(3, broken=True))
+    if state == "has left":
+        tested.feed(LEFT)
     tested.changes(gone=("nodes/b",))
     assert not tested.told(Excluded)
-    assert records.ROUND in {expect.key for expect in tested.request("own").expects}, (
-        "nobody has gone on without it"
-    )
+    seen = Expect(records.ROUND, tested.state.shown.round.version)
+    assert seen in tested.request("own").expects, "nobody has gone on without it"
     assert tested.changes(sealed(4, "a", "c")).told(Excluded)
 
 
@@ -220,13 +207,12 @@ def test_so_does_one_that_has_not_heard_yet_of_a_round_that_it_is_in() -> None:
     tested = member().feed(LEFT).changes(back("b", 3)).changes(gone=("nodes/b",))
     assert tested.transaction("own") is not None
     tested.changes(sealed(4, "a", "b"))
-    (notice,) = tested.told(Sealed)
+    assert [notice.round.number for notice in tested.told(Sealed)] == [4]
     assert not tested.told(Excluded)
     tested.feed(Applied("own", False), 0.1)  # the round has changed
     tested.sees(job(), sealed(4, "a", "b"), node("a"), wide=False)
     assert not tested.told(Excluded)
     assert tested.transaction("own") is not None
-    assert notice.round.number == 4
 
 
 def test_a_key_that_was_removed_excludes_a_node_that_waits_outside_the_round() -> None:
@@ -246,11 +232,8 @@ def test_the_oldest_looks_at_all_and_the_others_at_it() -> None:
 
 
 def test_a_leader_that_said_goodbye_hides_nobody() -> None:
-    tested = (
-        NodeUnderTest("c")
-        .sees(node("a"), node("c"), wide=False)
-        .changes(node("a", status=records.GONE))
-    )
+    tested = NodeUnderTest("c").sees(node("a"), node("c"), wide=False)
+    tested.changes(node("a", status=records.GONE))
     assert Look(False, frozenset({"nodes/a"})) in tested.actions
     tested.version = 0  # b is older
     tested.sees(node("b"), node("c"), wide=False)
@@ -277,41 +260,29 @@ def test_the_end_is_told_once() -> None:
     assert not tested.later(1.0).told(Ended)
 
 
-def test_the_end_of_an_earlier_life_is_not_ours() -> None:
-    shown = (job(), sealed(3, "a"), OUTCOME, node("a", status=records.GONE, done_round=3))
-    tested = NodeUnderTest("c").sees(*shown, node("c"))
-    assert not tested.told(Ended)
-    assert tested.wrote(JobRecord).first_round == 3
-
-
-@pytest.mark.parametrize(("started_by", "over"), [("us", True), ("others", False), ("", False)])
-def test_a_job_of_our_own_start_that_is_over_does_not_begin_again(
-    started_by: str, over: bool
+@pytest.mark.parametrize(
+    ("ours", "theirs", "succeeded", "over"),
+    [
+        ({}, {}, True, False),  # the end of an earlier life is not ours
+        ({"invocation": "us"}, {"invocation": "us"}, True, True),  # it is, if we have begun it
+        ({"invocation": "us"}, {"invocation": "others"}, True, False),
+        ({"invocation": "us"}, {"invocation": ""}, True, False),
+        # Where that is asked, a run that has ended well is over for good.
+        ({"once": True}, {}, True, True),
+        ({"once": True}, {}, False, False),
+        ({"once": True}, {"settings": "theirs"}, True, False),  # another run under its id
+    ],
+)
+def test_a_job_that_is_over_begins_again_where_its_end_is_not_ours(
+    ours: dict[str, Any], theirs: dict[str, Any], succeeded: bool, over: bool
 ) -> None:
-    tested = NodeUnderTest("c", replace(POLICY, invocation="us"))
-    ended = node("a", status=records.GONE, done_round=3)
-    tested.sees(job(invocation=started_by), sealed(3, "a"), OUTCOME, ended, node("c"))
+    ended = OutcomeRecord(LIFE, succeeded, 1 - succeeded, "this is why")
+    gone = node("a", status=records.GONE, done_round=3)
+    tested = NodeUnderTest("c", replace(POLICY, **ours))
+    tested.sees(job(**theirs), sealed(3, "a"), ended, gone, node("c"))
     assert bool(tested.told(Ended)) == over
-    assert (tested.written(JobRecord) is None) == over
-
-
-@pytest.mark.parametrize(("outcome", "over"), [(OUTCOME, True), (_FAILED, False)])
-def test_a_run_that_ended_well_is_over_for_good_where_that_is_asked(
-    outcome: OutcomeRecord, over: bool
-) -> None:
-    tested = NodeUnderTest("c", replace(POLICY, once=True))
-    tested.sees(
-        job(), sealed(3, "a"), outcome, node("a", status=records.GONE, done_round=3), node("c")
-    )
-    assert bool(tested.told(Ended)) == over
-    assert (tested.written(JobRecord) is None) == over
-
-
-def test_another_script_under_the_id_of_a_run_that_is_over_is_another_run() -> None:
-    tested = NodeUnderTest("c", replace(POLICY, once=True))
-    tested.sees(job(settings="theirs"), sealed(3, "a"), OUTCOME, node("c"))
-    assert not tested.told(Ended)
-    assert tested.written(JobRecord) is not None
+    begun = tested.written(JobRecord)
+    assert (begun and begun.first_round) == (None if over else 3)
 
 
 def test_a_spare_that_came_back_too_late_does_not_begin_the_job_again() -> None:
@@ -332,66 +303,54 @@ def test_who_leaves_knows_of_others_that_go_on(status: str, goes_on: bool) -> No
     assert not accompanied(tested.feed(Lost("gone")).state), "of others nothing is known by now"
 
 
-def test_a_write_that_is_seen_late_is_tried_less_and_less_often() -> None:
-    tested = NodeUnderTest().sees()
+def _pauses(tested: NodeUnderTest, ok: bool | None) -> list[float]:
+    """After which pauses a write is tried again that always has this answer."""
     pauses = []
     for _ in range(6):
         assert tested.transaction(OWN) is not None
-        tested.feed(Applied(OWN, False))
+        tested.feed(Applied(OWN, ok, "the main loop was silent"))
         pauses.append(tested.state.in_flight[OWN].until - tested.now)
         tested.later(pauses[-1])
+    return pauses
+
+
+def test_a_write_that_is_seen_late_is_tried_less_and_less_often() -> None:
+    tested = NodeUnderTest().sees()
+    pauses = _pauses(tested, False)
     assert pauses == sorted(pauses)
     assert pauses[-1] > 10 * pauses[0]
-    tested.changes(node("a"))
-    assert OWN not in tested.state.in_flight
+    assert OWN not in tested.changes(node("a")).state.in_flight
 
 
 def test_a_write_that_failed_is_tried_again_as_soon_as_after_the_first_time() -> None:
-    tested = NodeUnderTest().sees()
-    pauses = set()
-    for _ in range(6):
-        assert tested.transaction(OWN) is not None
-        tested.feed(Applied(OWN, None, "the main loop was silent"))
-        pauses.add(round(tested.state.in_flight[OWN].until - tested.now, 6))
-        tested.later(max(pauses))
-    assert len(pauses) == 1
+    pauses = _pauses(NodeUnderTest().sees(), None)
+    assert pauses == pytest.approx([pauses[0]] * 6)
 
 
 _OURS = replace(POLICY, torch="2.13.0+cpu", regroup="rebuild")
 
 
-def _conflicts(leader: dict[str, object], **of_job: object) -> list[str]:
-    record = job(**{"in_place": True, **of_job})
-    tested = NodeUnderTest("c", _OURS).sees(record, node("a", **leader), node("c"), wide=False)
-    return [conflict.message for conflict in tested.told(Conflict)]
-
-
 @pytest.mark.parametrize(
-    ("leader", "said"),
+    ("torch", "regroup", "said"),
     [
         (
-            {"torch": "2.15.0", "regroup": "reconfigure"},
-            "torch 2.13.0+cpu, and the leader of the job, a, torch 2.15.0: in place all nodes need",
+            "2.15.0",
+            "reconfigure",
+            "torch 2.13.0+cpu, and the leader of the job, a, torch 2.15.0: in",
         ),
-        (
-            {"torch": "2.13.1", "regroup": "reconfigure"},
-            "--regroup rebuild, and the leader of the job, a, --regroup reconfigure: in place",
-        ),
-        ({"torch": "2.13.1+cu130", "regroup": "rebuild"}, ""),
-        ({}, ""),  # of a version that does not say
+        ("2.13.1", "reconfigure", "--regroup rebuild, and the leader of the job, a, --regroup rec"),
+        ("2.13.1+cu130", "rebuild", ""),
+        ("", "", ""),  # of a version that does not say
     ],
 )
 def test_in_place_all_nodes_have_the_torch_of_the_leader(
-    leader: dict[str, object], said: str
+    torch: str, regroup: str, said: str
 ) -> None:
-    found = _conflicts(leader)
-    assert [said in message for message in found] == [True] * bool(said)
-
-
-def test_workers_that_are_restarted_may_have_any_torch() -> None:
-    other = {"torch": "2.15.0", "regroup": "reconfigure"}
-    assert _conflicts(other)
-    assert not _conflicts(other, in_place=False)
+    for in_place in (True, False):  # workers that are restarted may have any
+        shown = job(in_place=in_place), node("a", torch=torch, regroup=regroup), node("c")
+        tested = NodeUnderTest("c", _OURS).sees(*shown, wide=False)
+        found = [said in conflict.message for conflict in tested.told(Conflict)]
+        assert found == [True] * bool(said and in_place)
 
 
 # ---------------------------------------------------------------- when it may register
