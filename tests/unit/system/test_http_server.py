@@ -7,7 +7,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,21 @@ def answer(path: str) -> Answer:
     return Answer(HTTPStatus.OK, f"you asked for {path}\n".encode())
 
 
+def serving(patience: float) -> closing[HttpServerThread]:
+    return closing(HttpServerThread(LOCAL, 0, answer, patience=patience))
+
+
 @pytest.fixture
 def server() -> Iterator[HttpServerThread]:
-    server = HttpServerThread(LOCAL, 0, answer, patience=SHORT)
-    yield server
-    server.close()
+    with serving(SHORT) as server:
+        yield server
+
+
+@pytest.fixture
+def patient() -> Iterator[HttpServerThread]:
+    """No client of this server is ever cut off by the clock."""
+    with serving(3600.0) as server:
+        yield server
 
 
 def connect(port: int) -> socket.socket:
@@ -51,11 +61,9 @@ def say(port: int, data: bytes) -> bytes:
 
 def everything(line: socket.socket) -> bytes:
     said = b""
-    try:
+    with suppress(ConnectionResetError):
         while part := line.recv(65536):
             said += part
-    except ConnectionResetError:
-        pass
     return said
 
 
@@ -111,31 +119,22 @@ def test_an_odd_request_is_answered_and_shown_nowhere(
 
 
 @pytest.mark.parametrize("data", [b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: a\r\n"])
-def test_half_a_request_is_cut_off_and_keeps_nobody_waiting(data: bytes) -> None:
-    # No client of this server is ever cut off by the clock.
-    patient = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    try:
-        with connect(patient.port) as half:
-            half.sendall(data)
-            assert get(patient.port, "/x")[0] == 200
-    finally:
-        patient.close()
-    short = HttpServerThread(LOCAL, 0, answer, patience=SHORT)
-    try:
-        assert say(short.port, data) == b""
-    finally:
-        short.close()
+def test_half_a_request_is_cut_off_and_keeps_nobody_waiting(
+    server: HttpServerThread, patient: HttpServerThread, data: bytes
+) -> None:
+    with connect(patient.port) as half:
+        half.sendall(data)
+        assert get(patient.port, "/x")[0] == 200
+    assert say(server.port, data) == b""
 
 
 def test_a_client_that_says_a_byte_now_and_then_is_cut_off(server: HttpServerThread) -> None:
     over = threading.Event()
 
     def trickle(line: socket.socket) -> None:
-        while not over.wait(0.02):
-            try:
+        with suppress(OSError):
+            while not over.wait(0.02):
                 line.sendall(b"a")
-            except OSError:
-                return
 
     with connect(server.port) as line:
         teller = threading.Thread(target=trickle, args=(line,))
@@ -158,29 +157,24 @@ def test_a_client_that_goes_on_after_its_request_is_cut_off(
     assert capfd.readouterr() == ("", "")
 
 
-def test_many_that_say_nothing_keep_nobody_waiting() -> None:
-    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    try:
-        with ExitStack() as lines:
-            for _ in range(200):
-                lines.enter_context(connect(server.port))
-            assert get(server.port, "/x")[0] == 200
-    finally:
-        server.close()
+def test_many_that_say_nothing_keep_nobody_waiting(patient: HttpServerThread) -> None:
+    with ExitStack() as lines:
+        for _ in range(200):
+            lines.enter_context(connect(patient.port))
+        assert get(patient.port, "/x")[0] == 200
 
 
-def test_there_are_never_too_many_clients(capfd: pytest.CaptureFixture[str]) -> None:
-    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    try:
-        with ExitStack() as lines:
-            held = [lines.enter_context(connect(server.port)) for _ in range(300)]
-            # What is too much is cut off without the clock.
-            processes.wait_for(
-                lambda: len(select.select(held, [], [], 0)[0]) == 300 - 256, PATIENCE, "an end"
-            )
-        processes.wait_for(lambda: _answers(server.port), PATIENCE, "room for others")
-    finally:
-        server.close()
+def test_there_are_never_too_many_clients(
+    patient: HttpServerThread, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as lines:
+        held = [lines.enter_context(connect(patient.port)) for _ in range(300)]
+        # What is too much is cut off without the clock.
+        processes.wait_for(
+            lambda: len(select.select(held, [], [], 0)[0]) == 300 - 256, PATIENCE, "an end"
+        )
+    processes.wait_for(lambda: _answers(patient.port), PATIENCE, "room for others")
+    patient.close()
     assert capfd.readouterr() == ("", "")
 
 
@@ -191,17 +185,16 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
-    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    with connect(server.port) as line:
+def test_after_the_end_nothing_listens_and_nobody_is_left(patient: HttpServerThread) -> None:
+    with connect(patient.port) as line:
         line.sendall(b"GET /x")
-        assert get(server.port, "/x")[0] == 200  # it has taken the first one as well, by now
-        server.close()
+        assert get(patient.port, "/x")[0] == 200  # it has taken the first one as well, by now
+        patient.close()
         assert everything(line) == b""
     with pytest.raises(ConnectionRefusedError):
-        connect(server.port)
+        connect(patient.port)
     assert "metrics-server" not in {thread.name for thread in threading.enumerate()}
-    server.close()
+    patient.close()
 
 
 def test_who_connects_at_the_last_moment_is_not_left_waiting() -> None:
@@ -228,11 +221,8 @@ def test_it_listens_at_addresses_of_ipv6(host: str) -> None:
         server = HttpServerThread(host, 0, answer)
     except OSError:
         pytest.skip("this machine has no IPv6")
-    try:
+    with closing(server):
         with socket.create_connection(("::1", server.port), timeout=PATIENCE) as line:
             line.sendall(b"GET /x HTTP/1.0\r\n\r\n")
             assert everything(line).startswith(b"HTTP/1.1 200 ")
-        if host == "::":
-            assert get(server.port, "/x")[0] == 200  # and at those of IPv4
-    finally:
-        server.close()
+        assert host == "::1" or get(server.port, "/x")[0] == 200  # and at those of IPv4

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.system import tcp_keepalive, torch_private
-from elastic_runtime.system.tcp_connections import connections
+from elastic_runtime.system.tcp_connections import TcpConnection, connections
 from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT, Options
 
 if TYPE_CHECKING:
@@ -20,13 +21,27 @@ if TYPE_CHECKING:
 Pair = tuple[socket.socket, socket.socket]
 
 
+@contextmanager
+def linked(host: str = "127.0.0.2", source: str = "127.0.0.3") -> Iterator[Pair]:
+    """Two ends of a connection, of which the second has been accepted."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        where = server.getsockname()[:2]
+        near = socket.create_connection(where, source_address=(source, 0))
+        far, _ = server.accept()
+    with near, far:
+        yield near, far
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with socket.create_server(("127.0.0.2", 0)) as server:
-        near = socket.create_connection(server.getsockname(), source_address=("127.0.0.3", 0))
-        far, _ = server.accept()
-        with near, far:
-            yield near, far
+    with linked() as ends:
+        yield ends
+
+
+def _ours(line: socket.socket) -> TcpConnection:
+    (mine,) = (one for one in connections() if one.fd == line.fileno())
+    return mine
 
 
 def test_both_ends_are_found_with_their_addresses(pair: Pair) -> None:
@@ -40,19 +55,15 @@ def test_both_ends_are_found_with_their_addresses(pair: Pair) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_connection_is_known_by_the_end_at_which_somebody_listens(host: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as server:
-        near = socket.create_connection(server.getsockname()[:2])
-        far, _ = server.accept()
-        port = server.getsockname()[1]
-    with near, far:
-        ends = {one.fd: one for one in connections()}
+    with linked(host, host) as ends:
+        family, port = ends[1].family, ends[1].getsockname()[1]
         address = bytes(4 if ":" in host else 0) + socket.inet_pton(family, host)
-        listens = struct.pack("=H", family) + struct.pack("!H", port) + address
-        other = struct.pack("=H", family) + struct.pack("!H", port ^ 1) + address
-        for line in (near, far):
-            assert ends[line.fileno()].meets([b"", b"x" + listens + b"y"])
-            assert not ends[line.fileno()].meets([other])
+        listens, other = (
+            struct.pack("=H", family) + struct.pack("!H", one) + address for one in (port, port ^ 1)
+        )
+        for line in map(_ours, ends):
+            assert line.meets([b"", b"x" + listens + b"y"])
+            assert not line.meets([other])
 
 
 def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(
@@ -68,8 +79,7 @@ def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(socket, "setdefaulttimeout", refuse)
-            (mine,) = (one for one in connections() if one.fd == near.fileno())
-            mine.set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _ours(near).set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert socket.getdefaulttimeout() == 5.0
     finally:
         socket.setdefaulttimeout(None)
@@ -78,31 +88,26 @@ def test_a_default_timeout_of_the_script_changes_nothing_for_their_owners(
 
 
 def test_an_option_that_nobody_knows_is_told(pair: Pair) -> None:
-    (mine,) = (one for one in connections() if one.fd == pair[0].fileno())
     with pytest.raises(OSError, match="Protocol not available"):
-        mine.set(socket.IPPROTO_TCP, 9999, 1)
+        _ours(pair[0]).set(socket.IPPROTO_TCP, 9999, 1)
 
 
 def test_one_that_is_shut_ends_for_its_peer(pair: Pair) -> None:
     near, far = pair
-    (mine,) = (one for one in connections() if one.fd == near.fileno())
-    mine.shut(socket.SHUT_RDWR)
+    _ours(near).shut(socket.SHUT_RDWR)
     assert far.recv(1) == b""
 
 
 def test_a_later_socket_with_the_same_number_is_left_alone(pair: Pair) -> None:
     near, _ = pair
-    (mine,) = (one for one in connections() if one.fd == near.fileno())
-    with socket.create_server(("127.0.0.2", 0)) as server:
-        other = socket.create_connection(server.getsockname())
-        far, _ = server.accept()
-        with other, far:
-            os.dup2(other.fileno(), near.fileno())
-            mine.shut(socket.SHUT_RDWR)
-            other.sendall(b"x")
-            assert far.recv(1) == b"x"
-            with pytest.raises(OSError, match="another socket's"):
-                mine.set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    mine = _ours(near)
+    with linked() as (other, far):
+        os.dup2(other.fileno(), near.fileno())
+        mine.shut(socket.SHUT_RDWR)
+        other.sendall(b"x")
+        assert far.recv(1) == b"x"
+        with pytest.raises(OSError, match="another socket's"):
+            mine.set(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 # ---------------------------------------------------------------- between ranks

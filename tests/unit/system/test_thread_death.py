@@ -43,17 +43,22 @@ class Holder:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.process.stdout is not None
-        self.holds = self.process.stdout.readline() == "True\n"
+        self.holds = self.hears() == "True"
         self._path = str(path)
         self.thread = threading.Thread(target=self._wait, daemon=True)
 
     def _wait(self) -> None:
         self.found.put(thread_death.await_death(self._path, self.process.pid))
 
+    def hears(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
     def does(self, line: str) -> None:
-        """Has it do this, with somebody waiting for its death."""
-        self.thread.start()
+        """Has it do this, with somebody waiting for its death if it holds the file."""
+        if self.holds:
+            self.thread.start()
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
@@ -99,8 +104,7 @@ def test_a_death_is_known_before_the_process_is_gone(holder: Holder) -> None:
         "m = mmap.mmap(-1, 1 << 30); [m.write(bytes(1 << 20)) for _ in range(1 << 10)];"
         " print('full', flush=True); time.sleep(1000)"
     )
-    assert holder.process.stdout is not None
-    assert holder.process.stdout.readline() == "full\n"
+    assert holder.hears() == "full"
     holder.process.kill()
     assert holder.found.get(timeout=PATIENCE) == -signal.SIGKILL
     assert holder.process.poll() is None
@@ -112,8 +116,7 @@ def test_a_child_of_the_holder_neither_holds_nor_gives_it_up(holder: Holder) -> 
         "child = os.fork() or os._exit(5); print(os.waitpid(child, 0)[1], flush=True);"
         " time.sleep(1000)"
     )
-    assert holder.process.stdout is not None
-    assert holder.process.stdout.readline().strip() == str(5 << 8)
+    assert holder.hears() == str(5 << 8)
     assert holder.found.empty()
     assert holder.thread.is_alive()
     holder.process.kill()
@@ -142,8 +145,7 @@ def test_no_trace_of_the_process_is_no_death(tmp_path: Path) -> None:
     """Its parent may have collected it before the news was read."""
     thread_death.make(str(tmp_path / "death"))
     gone = Holder(tmp_path / "death")
-    gone.process.kill()
-    gone.process.communicate()
+    gone.end()
     wait_for(lambda: not state(gone.process.pid), PATIENCE, "the end of the process")
     assert thread_death.await_death(str(tmp_path / "death"), gone.process.pid) is None
 
@@ -156,25 +158,16 @@ def test_a_file_whose_holder_died_unseen_is_not_held_again(tmp_path: Path) -> No
     first.end()
     second = Holder(tmp_path / "death")
     assert not second.holds
-    assert second.process.stdin is not None
-    second.process.stdin.write("import ctypes; m = mmap.mmap(-1, 1 << 16); sys.exit(0)\n")
-    second.process.stdin.flush()
+    second.does("import ctypes; m = mmap.mmap(-1, 1 << 16); sys.exit(0)")
     assert second.process.wait(PATIENCE) == 0
     second.end()
 
 
-def test_a_full_disk_leaves_no_file_behind(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No space left"):
-        _make_on_full(tmp_path)
-    assert not list(tmp_path.iterdir())
+def test_a_full_disk_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-
-def _make_on_full(directory: Path) -> None:
-    """``os.write`` fails as on a disk without a block."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        def refuse(descriptor: int, data: bytes) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(os, "write", refuse)
-        thread_death.make(str(directory / "death"))
+        thread_death.make(str(tmp_path / "death"))
+    assert not list(tmp_path.iterdir())

@@ -84,6 +84,14 @@ def in_background(handler: ElasticRendezvousHandler) -> Future[RendezvousInfo]:
     return future
 
 
+def fail(handler: ElasticRendezvousHandler) -> None:
+    """As torch does when restarts are used up."""
+    try:
+        raise ValueError("this is why")
+    except ValueError:
+        handler.shutdown()
+
+
 def asked_to_leave(handler: ElasticRendezvousHandler) -> None:
     """Waits until torch's agent would be told to restart its workers."""
     with handler._noticed:
@@ -142,11 +150,8 @@ def test_an_end_without_an_error_ends_the_job_well(new_handler: NewHandler, ente
     spare = in_background(waiting)
     # One that comes only after the end would begin the next life of the job.
     wait_for(lambda: waiting._participant.state.own.stored, PATIENCE, "the spare is in the store")
-    ending = [threading.Thread(target=handler.shutdown) for handler in handlers]
-    for thread in ending:
-        thread.start()
-    for thread in ending:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(ElasticRendezvousHandler.shutdown, handlers))
     assert all(handler.is_closed() for handler in handlers)
     with pytest.raises(RendezvousGracefulExitError):
         spare.result(PATIENCE)
@@ -157,10 +162,7 @@ def test_an_end_without_an_error_ends_the_job_well(new_handler: NewHandler, ente
 def test_an_end_with_an_error_ends_the_job_for_all(new_handler: NewHandler, enter: Enter) -> None:
     handlers = [new_handler(2, 2) for _ in range(2)]
     enter(*handlers)
-    try:
-        raise ValueError("as torch does when restarts are used up")
-    except ValueError:
-        handlers[0].shutdown()
+    fail(handlers[0])
     asked_to_leave(handlers[1])
     with pytest.raises(RendezvousClosedError, match="ValueError"):
         handlers[1].next_rendezvous()
@@ -175,14 +177,11 @@ def test_who_hosts_the_store_leaves_last(
     monkeypatch.setattr(MemoryStore, "hosted_here", property(lambda store: store is host._store))
     has_left = threading.Event()
 
-    def fail() -> None:
-        try:
-            raise ValueError("as torch does when restarts are used up")
-        except ValueError:
-            host.shutdown()
+    def end() -> None:
+        fail(host)
         has_left.set()
 
-    threading.Thread(target=fail, daemon=True).start()
+    threading.Thread(target=end, daemon=True).start()
     asked_to_leave(other)
     assert not has_left.wait(0.5)
     with pytest.raises(RendezvousClosedError, match="ValueError"):
