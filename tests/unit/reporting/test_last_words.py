@@ -43,14 +43,10 @@ def test_what_is_written_is_read_again(message: str, words: str | None) -> None:
     assert json.loads(report) == REPORT
 
 
-def test_without_an_agent_there_are_only_words() -> None:
-    written = last_words("no etcd at etcd:2379")
-    assert written == b"no etcd at etcd:2379\n"
-    assert read_last_words(written.decode()) == ("no etcd at etcd:2379", "")
-
-
-def test_space_around_the_words_is_not_written() -> None:
-    assert last_words(" \n no etcd\n\n") == b"no etcd\n"
+@pytest.mark.parametrize("said", ["no etcd at etcd:2379", " \n no etcd at etcd:2379\n\n"])
+def test_without_an_agent_there_are_only_words(said: str) -> None:
+    assert last_words(said) == b"no etcd at etcd:2379\n"
+    assert read_last_words("no etcd at etcd:2379\n") == ("no etcd at etcd:2379", "")
 
 
 def test_people_read_the_words_first_and_the_report_is_one_line() -> None:
@@ -97,14 +93,15 @@ def test_of_a_log_the_last_line_with_an_error_tells_most(log: str, words: str) -
     assert read_last_words(log) == (words, "")
 
 
-@pytest.mark.parametrize("text", ["", "\n", " \n\t\n"])
-def test_who_has_said_nothing(text: str) -> None:
-    assert read_last_words(text) == ("", "")
-
-
-@pytest.mark.parametrize("text", ['{"run_id": "a"}', '\n  {"run_id": "a"}\n\n'])
-def test_a_report_alone_has_no_words(text: str) -> None:
-    assert read_last_words(text) == ("", '{"run_id": "a"}')
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        *(("", ""), ("\n", ""), (" \n\t\n", "")),
+        *(('{"run_id": "a"}', '{"run_id": "a"}'), ('\n  {"run_id": "a"}\n\n', '{"run_id": "a"}')),
+    ],
+)
+def test_who_has_said_nothing_has_no_words(text: str, report: str) -> None:
+    assert read_last_words(text) == ("", report)
 
 
 def test_a_line_of_json_of_another_program_is_no_report() -> None:

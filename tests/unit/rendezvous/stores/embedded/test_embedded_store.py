@@ -6,14 +6,18 @@ import asyncio
 import queue
 import socket
 import struct
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.rendezvous.store_contract import Put, Transaction
-from elastic_runtime.rendezvous.stores.embedded import store_connection, store_sessions
+from elastic_runtime.rendezvous.stores.embedded import (
+    store_connection,
+    store_hosting,
+    store_sessions,
+)
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from elastic_runtime.rendezvous.stores.embedded.event_loop import Loop
@@ -69,10 +73,7 @@ def _named(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[int, str]) -> None
 def test_a_name_of_several_machines_is_no_place_for_a_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "elastic_runtime.rendezvous.stores.embedded.store_hosting._leads_away",
-        lambda ip, family: True,
-    )
+    monkeypatch.setattr(store_hosting, "_leads_away", lambda ip, family: True)
     _named(monkeypatch, _OTHER, (_V4, "127.0.0.1"))
     with pytest.raises(SeveralMachines, match=r"\(127.0.0.1\) and for others \(192.0.2.77\)"):
         listening_address("job", 1234)
@@ -82,10 +83,7 @@ def test_a_name_of_several_machines_is_no_place_for_a_store(
 
 def test_several_addresses_of_this_machine_are_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one to which no way leads, as of IPv6 where machines have none."""
-    monkeypatch.setattr(
-        "elastic_runtime.rendezvous.stores.embedded.store_hosting._leads_away",
-        lambda ip, family: False,
-    )
+    monkeypatch.setattr(store_hosting, "_leads_away", lambda ip, family: False)
     _named(monkeypatch, (_V4, "127.0.0.1"), (_V4, "127.0.0.2"), _OTHER6)
     assert listening_address("job", 1234) == "127.0.0.1"
 
@@ -171,8 +169,7 @@ def test_at_its_end_it_hangs_up_and_nobody_takes_that_for_a_crash(loop: Loop) ->
     crashes: queue.Queue[threads.Crash] = queue.Queue()
     with ExitStack() as stack:
         stack.callback(threads.watch(crashes.put))
-        server = StoreServer(listen("127.0.0.1"))
-        stack.callback(server.close)
+        server = stack.enter_context(closing(StoreServer(listen("127.0.0.1"))))
         line = stack.enter_context(_connect(server))
         assert line.recv(1)  # it is a client by now
         server.close()
@@ -183,8 +180,6 @@ def test_at_its_end_it_hangs_up_and_nobody_takes_that_for_a_crash(loop: Loop) ->
 
 @pytest.mark.parametrize("turns", range(6))
 def test_who_connects_at_the_last_moment_is_not_left_waiting(loop: Loop, turns: int) -> None:
-    server = StoreServer(listen("127.0.0.1"))
-
     async def end() -> socket.socket:
         line = _connect(server)
         for _ in range(turns):  # after some of them it has been accepted, and is not served yet
@@ -192,41 +187,31 @@ def test_who_connects_at_the_last_moment_is_not_left_waiting(loop: Loop, turns: 
         await server._end()
         return line
 
-    try:
+    with closing(StoreServer(listen("127.0.0.1"))) as server:
         with loop.run(end(), PATIENCE) as line:
             _everything(line)
-    finally:
-        server.close()
 
 
-def test_a_closed_store_leaves_nothing_on_the_loop() -> None:
-    port = free_port()
-    loop = Loop()
-    try:
-        store = EmbeddedStore(
-            Endpoint("c10d", (f"127.0.0.1:{port}",)), "a run", 5.0, PATIENCE, "127.0.0.1"
-        )
-        store.start("nodes/x", lambda event: None)
-        assert store.read("") == ()
-        store.close()
-        processes.wait_for(lambda: not asyncio.all_tasks(loop.loop), PATIENCE, "the end of tasks")
-    finally:
-        loop.release()
+def test_a_closed_store_leaves_nothing_on_the_loop(loop: Loop) -> None:
+    endpoint = Endpoint("c10d", (f"127.0.0.1:{free_port()}",))
+    store = EmbeddedStore(endpoint, "a run", 5.0, PATIENCE, "127.0.0.1")
+    store.start("nodes/x", lambda event: None)
+    assert store.read("") == ()
+    store.close()
+    processes.wait_for(lambda: not asyncio.all_tasks(loop.loop), PATIENCE, "the end of tasks")
 
 
-def test_work_that_fails_by_a_defect_is_told() -> None:
+def test_work_that_fails_by_a_defect_is_told_to_whoever_watches_threads(loop: Loop) -> None:
     async def fails() -> None:
         raise ZeroDivisionError("on the way")
 
     told: queue.Queue[threads.Crash] = queue.Queue()
     unwatch = threads.watch(told.put)
-    loop = Loop()
     try:
         loop.begin(fails())
         crash = told.get(timeout=60.0)
     finally:
         unwatch()
-        loop.release()
     assert (crash.thread, crash.error) == ("embedded-store", "ZeroDivisionError: on the way")
 
 
@@ -300,26 +285,21 @@ def test_what_is_no_number_is_none(value: object) -> None:
         wire.field({"ttl": value}, "ttl", float)
 
 
+def _read(data: bytes, most: int = 1 << 20) -> wire.Message:
+    async def read() -> wire.Message:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        return await asyncio.wait_for(wire.read_frame(reader, most), PATIENCE)
+
+    return asyncio.run(read())
+
+
 def test_a_frame_may_be_as_large_as_its_reader_allows() -> None:
-    async def read(most: int) -> wire.Message:
-        reader = asyncio.StreamReader()
-        reader.feed_data(wire.frame({"a": 1}))
-        reader.feed_eof()
-        return await wire.read_frame(reader, most)
-
-    assert asyncio.run(read(7)) == {"a": 1}
+    assert _read(wire.frame({"a": 1}), 7) == {"a": 1}
     with pytest.raises(WireError, match="a frame of 7 bytes"):
-        asyncio.run(read(6))
-
-
-def test_the_announced_size_is_not_waited_for() -> None:
-    async def read() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(struct.pack(">I", 2**32 - 1))
-        await wire.read_frame(reader)
-
-    with pytest.raises(WireError, match="a frame of 4294967295 bytes"):
-        asyncio.run(asyncio.wait_for(read(), 60.0))
+        _read(wire.frame({"a": 1}), 6)
+    with pytest.raises(WireError, match="a frame of 4294967295 bytes"):  # it is not waited for
+        _read(struct.pack(">I", 2**32 - 1))
 
 
 def test_a_transaction_that_is_none_is_refused() -> None:

@@ -43,52 +43,34 @@ class Refusal(grpc.RpcError):
         return self._answer[1]
 
 
-UNKNOWN = grpc.StatusCode.UNKNOWN
+_Code = grpc.StatusCode
+_NO_SPACE = "etcdserver: mvcc: database space exceeded"
+_REFUSED = "failed to connect to all addresses: [Connection refused]"
 
 
 @pytest.mark.parametrize(
     ("code", "details", "kind", "text"),
     [
-        (
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "etcdserver: mvcc: database space exceeded",
-            etcd_errors.StoreFull,
-            "compact and defragment",
-        ),
-        (
-            UNKNOWN,
-            "etcdserver: request is too large",
-            etcd_errors.RequestTooLarge,
-            "--max-request-bytes",
-        ),
-        (UNKNOWN, "etcdserver: no leader", etcd_errors.NoLeader, "start them again"),
-        (UNKNOWN, "etcdserver: requested lease not found", etcd_errors.LeaseGone, "lease"),
-        (UNKNOWN, "etcdserver: invalid auth token", etcd_errors.TokenRejected, "auth token"),
-        (
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            "Deadline Exceeded",
-            etcd_errors.EtcdTimeout,
-            "did not answer in time",
-        ),
-        (grpc.StatusCode.UNIMPLEMENTED, "", etcd_errors.NoEtcd, "does not speak etcd's v3 API"),
-        (
-            grpc.StatusCode.UNAVAILABLE,
-            "failed to connect to all addresses: [Connection refused]",
-            StoreUnavailable,
-            "cannot be reached: Connection refused",
-        ),
+        (_Code.RESOURCE_EXHAUSTED, _NO_SPACE, "StoreFull", "compact and defragment"),
+        (_Code.UNKNOWN, "etcdserver: request is too large", "RequestTooLarge", "--max-request"),
+        (_Code.UNKNOWN, "etcdserver: no leader", "NoLeader", "start them again"),
+        (_Code.UNKNOWN, "etcdserver: requested lease not found", "LeaseGone", "lease"),
+        (_Code.UNKNOWN, "etcdserver: invalid auth token", "TokenRejected", "auth token"),
+        (_Code.DEADLINE_EXCEEDED, "Deadline Exceeded", "EtcdTimeout", "did not answer in time"),
+        (_Code.UNIMPLEMENTED, "", "NoEtcd", "does not speak etcd's v3 API"),
+        (_Code.UNAVAILABLE, _REFUSED, "StoreUnavailable", "cannot be reached: Connection refused"),
     ],
 )
 def test_each_answer_is_a_class_and_says_what_to_do(
-    code: grpc.StatusCode, details: str, kind: type[StoreUnavailable], text: str
+    code: grpc.StatusCode, details: str, kind: str, text: str
 ) -> None:
     found = as_store_error(Refusal(code, details), WHERE)
-    assert type(found) is kind
+    assert type(found).__name__ == kind
     assert text in str(found) and "etcd-1:2379" in str(found)
 
 
 def test_a_refused_user_is_named_but_not_the_password() -> None:
-    refused = Refusal(UNKNOWN, "etcdserver: permission denied")
+    refused = Refusal(_Code.UNKNOWN, "etcdserver: permission denied")
     assert "--etcd-user" in str(as_store_error(refused, WHERE))
     said = str(as_store_error(refused, USER))
     assert "'ann'" in said and "secret" not in said
@@ -112,10 +94,13 @@ class Untrusted(ssl.SSLCertVerificationError):
     verify_message = "self-signed certificate"
 
 
+Answers = dict[str, tuple[int, bytes] | Exception]
+
+
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, bytes] | Exception]:
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """What each host answers over plain HTTP."""
-    found: dict[str, tuple[int, bytes] | Exception] = {}
+    found: Answers = {}
 
     def fetch(where: tuple[str, int], context: object, path: str = "/version") -> tuple[int, bytes]:
         answer = found[f"{where[0]}:{where[1]}"]
@@ -142,27 +127,21 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, bytes] | Ex
     ],
 )
 def test_what_will_never_take_us_is_said(
-    answers: dict[str, tuple[int, bytes] | Exception],
-    answer: tuple[int, bytes] | Exception,
-    why: str,
+    answers: Answers, answer: tuple[int, bytes] | Exception, why: str
 ) -> None:
     answers[HOST] = answer
     found = access_refusal(Endpoint("etcd", (HOST,)))
     assert why in found if why else found == ""
 
 
-def test_one_host_that_may_take_us_is_enough(
-    answers: dict[str, tuple[int, bytes] | Exception],
-) -> None:
+def test_one_host_that_may_take_us_is_enough(answers: Answers) -> None:
     answers[HOST], answers[OTHER] = (404, b""), TimeoutError()
     assert access_refusal(Endpoint("etcd", (HOST, OTHER))) == ""
     answers[OTHER] = (404, b"")
     assert access_refusal(Endpoint("etcd", (HOST, OTHER))).count("is no etcd") == 2
 
 
-def test_a_store_that_is_not_healthy_says_why(
-    answers: dict[str, tuple[int, bytes] | Exception],
-) -> None:
+def test_a_store_that_is_not_healthy_says_why(answers: Answers) -> None:
     endpoint = Endpoint("etcd", (HOST, OTHER))
     answers[HOST] = TimeoutError()
     answers[OTHER] = 503, b'{"health": "false", "reason": "ALARM NOSPACE"}'
@@ -216,12 +195,6 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     assert [[answer.count for answer in answers] for answers in done] == [[1, 2, 3]]
 
 
-def test_one_range_needs_no_other() -> None:
-    client, done = reading(A)
-    client.answer(0, 7)
-    assert len(done[0]) == 1
-
-
 def test_the_first_error_is_the_answer_and_comes_once() -> None:
     client, done = reading(A, BB, CCC)
     client.answer(0, 7)
@@ -232,3 +205,6 @@ def test_the_first_error_is_the_answer_and_comes_once() -> None:
     client, done = reading(A, BB)
     client.asked[0][1](error)
     assert done == [error] and len(client.asked) == 1
+    client, done = reading(A)  # one range needs no other
+    client.answer(0, 7)
+    assert len(done[0]) == 1

@@ -31,18 +31,22 @@ class Server:
             done(self.answer)  # type: ignore[arg-type]
 
 
-def _kept(server: Server) -> tuple[LeaseKeeper, EtcdLease, queue.SimpleQueue[EtcdLease]]:
-    keeper, lost = LeaseKeeper(), queue.SimpleQueue[EtcdLease]()
-    lease = EtcdLease(7, TTL, keeper.now(), server, lost.put)
+def _kept(
+    server: Callable[[int, Callable[[int | StoreUnavailable], None]], None],
+    ttl: float = TTL,
+    since: float = 0.0,
+    clock: ManualClock | None = None,
+) -> tuple[LeaseKeeper, EtcdLease, queue.SimpleQueue[EtcdLease]]:
+    """A lease that was granted so many seconds ago, its keeper, and the leases that are lost."""
+    keeper, lost = LeaseKeeper(clock), queue.SimpleQueue[EtcdLease]()
+    lease = EtcdLease(7, ttl, keeper.now() - since, server, lost.put)
     keeper.keep(lease)
     return keeper, lease, lost
 
 
 def test_a_lease_is_kept_as_long_as_its_owner_beats() -> None:
     server, clock = Server(1), ManualClock()  # it answers as etcd, in whole seconds
-    keeper, lost = LeaseKeeper(clock), queue.SimpleQueue[EtcdLease]()
-    lease = EtcdLease(7, TTL, keeper.now(), server, lost.put)
-    keeper.keep(lease)
+    keeper, lease, lost = _kept(server, clock=clock)
     for _ in range(10):
         clock.advance(TTL / 2)
         keeper.beat(lease)
@@ -70,18 +74,14 @@ def test_a_lease_ends_without_an_answer(answer: StoreUnavailable | None) -> None
 
 @pytest.mark.parametrize("answer", [0, -1])
 def test_a_lease_that_the_server_does_not_know_is_lost_at_once(answer: int) -> None:
-    keeper, lost = LeaseKeeper(), queue.SimpleQueue[EtcdLease]()
-    lease = EtcdLease(7, 60.0, keeper.now() - 30.0, Server(answer), lost.put)
-    keeper.keep(lease)
+    keeper, lease, lost = _kept(Server(answer), 60.0, since=30.0)
     assert lost.get(timeout=TIMEOUT) is lease
     assert keeper.now() < lease.deadline
 
 
 def test_a_deadline_counts_from_the_question_not_from_the_answer() -> None:
     answers: queue.SimpleQueue[Callable[[int | StoreUnavailable], None]] = queue.SimpleQueue()
-    keeper, lost = LeaseKeeper(), queue.SimpleQueue[EtcdLease]()
-    lease = EtcdLease(7, 3.0, keeper.now() - 1.0, lambda _, done: answers.put(done), lost.put)
-    keeper.keep(lease)
+    keeper, lease, lost = _kept(lambda _, done: answers.put(done), 3.0, since=1.0)
     done = answers.get(timeout=TIMEOUT)
     asked = keeper.now()
     done(5)
