@@ -487,6 +487,20 @@ def test_no_secret_is_shown_where_records_are() -> None:
 # ---------------------------------------------------------------- those who are back
 
 
+def _in_place(last: RoundRecord, *others: Record, high: int = 4) -> NodeUnderTest:
+    """Node a leads a job in place, and has all its workers."""
+    own = node("a", full=1)
+    tested = NodeUnderTest(policy=replace(POLICY, in_place=True)).wants(own)
+    return tested.sees(job(1, high, in_place=True), last, own, *others)
+
+
+def _taken_in(tested: NodeUnderTest, waits: bool) -> None:
+    """Asserts that somebody is taken in at once, or only after a while."""
+    assert bool(tested.written(SwitchRecord)) is not waits
+    tested.later(2 * POLICY.join_batch_in_place)
+    assert bool(tested.written(SwitchRecord)) is waits
+
+
 @pytest.mark.parametrize(
     ("waits", "newcomer", "others"),
     [
@@ -500,34 +514,21 @@ def test_no_secret_is_shown_where_records_are() -> None:
 def test_a_node_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     waits: bool, newcomer: NodeRecord, others: tuple[NodeRecord, ...]
 ) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True)).wants(node("a", full=1))
-    tested.sees(job(in_place=True), sealed(3, "a"), node("a", full=1), *others)
-    tested.changes(newcomer)
-    assert bool(tested.written(SwitchRecord)) is not waits
-    tested.later(2 * POLICY.join_batch_in_place)
-    assert bool(tested.written(SwitchRecord)) is waits
+    _taken_in(_in_place(sealed(3, "a"), *others).changes(newcomer), waits)
 
 
 @pytest.mark.parametrize(("now", "waits"), [(3, False), (2, True)])
 def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     now: int, waits: bool
 ) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True)).wants(node("a", full=1))
-    two = replace(sealed(3, "a", "b"), members=(with_workers("a", 1), with_workers("b", 1)))
-    tested.sees(job(in_place=True), two, node("a", full=1), node("b", full=3))
-    tested.changes(node("b", full=3, workers=now))
-    assert bool(tested.written(SwitchRecord)) is not waits
-    tested.later(2 * POLICY.join_batch_in_place)
-    assert bool(tested.written(SwitchRecord)) is waits
+    one_each = _in_place(sealed(3, "a", "b"), node("b", full=3))
+    _taken_in(one_each.changes(node("b", full=3, workers=now)), waits)
 
 
 @pytest.mark.parametrize("of_now", [True, False])
 def test_nobody_is_taken_in_where_training_is_over(of_now: bool) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
     over = node("b", full=1, incarnation=LIFE, returned=3 if of_now else 2)
-    tested.wants(node("a", full=1))
-    tested.sees(job(in_place=True), sealed(3, "a", "b"), node("a", full=1), over)
-    tested.changes(back("c", 2, full=1))
+    tested = _in_place(sealed(3, "a", "b"), over).changes(back("c", 2, full=1))
     order = tested.written(SwitchRecord)
     assert (order is None) is of_now
     assert order is None or order.grows
@@ -548,9 +549,8 @@ def test_the_end_of_what_follows_the_training_is_waited_for() -> None:
 def test_those_that_do_not_obey_are_told_that_another_one_has_left(ended: bool, goes: bool) -> None:
     tested = ordered_too_late()
     asked = FaultReport(3, records.ASKED, "the node was asked to leave")
-    other = back(
-        "b", 3, asked if goes else None, workers=0, status=records.GONE if goes else records.IN
-    )
+    status = records.GONE if goes else records.IN
+    other = back("b", 3, asked if goes else None, workers=0, status=status)
     if ended:
         tested.wants(done("a")).changes(done("a"))
     tested.changes(other)
@@ -560,43 +560,32 @@ def test_those_that_do_not_obey_are_told_that_another_one_has_left(ended: bool, 
 
 
 def test_under_another_order_those_who_leave_have_their_time() -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
     order = SwitchRecord(3, LIFE, broken=False, reason="node b was asked to leave")
     asked = FaultReport(3, records.ASKED, "the node was asked to leave")
     others = back("b", 3, asked, status=records.GONE), done("c")
-    tested.wants(node("a", full=1))
-    tested.sees(job(in_place=True), sealed(3, "a", "b", "c"), order, node("a", full=1), *others)
-    assert tested.written(SwitchRecord) is None
+    assert _in_place(sealed(3, "a", "b", "c"), order, *others).written(SwitchRecord) is None
 
 
 @pytest.mark.parametrize("stands", ["to grow", "to shrink", "to end a broken round"])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_who_goes_waits_for_no_step_at_which_others_may_join(stands: str, scaled: bool) -> None:
     """Where ranks train alone, the next common step can be hours away."""
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
-    order = SwitchRecord(
-        3, LIFE, stands == "to end a broken round", stands, grows=stands == "to grow"
-    )
-    terms = job(1, 1 if scaled else 4, in_place=True)
-    members = node("a", full=1), node("b", full=1)
-    tested.wants(members[0])
-    tested.sees(job(1, 4, in_place=True), sealed(3, "a", "b"), order, *members, node("c", full=1))
+    broken, grows = stands == "to end a broken round", stands == "to grow"
+    order = SwitchRecord(3, LIFE, broken, stands, grows=grows)
+    tested = _in_place(sealed(3, "a", "b"), order, node("b", full=1), node("c", full=1))
     assert tested.written(SwitchRecord) is None
+    terms = job(1, 1, in_place=True)
     tested.changes(terms if scaled else node("b", full=1, status=records.LEAVING))
     written = tested.written(SwitchRecord)
-    assert (written is not None) is (stands == "to grow")
-    assert written is None or (written.broken, written.grows) == (False, False)
     reason = "the job was scaled to at most 1 nodes" if scaled else "node b was asked to leave"
-    assert written is None or written.reason == reason
+    assert (written is not None) is grows
+    assert not written or (written.broken, written.grows, written.reason) == (False, False, reason)
 
 
 @pytest.mark.parametrize("over", [True, False])
 def test_a_smaller_world_is_for_those_who_train(over: bool) -> None:
-    tested = NodeUnderTest(policy=replace(POLICY, in_place=True))
     second = node("b", full=1, incarnation=LIFE, returned=3 if over else 0)
-    tested.wants(node("a", full=1))
-    tested.sees(job(1, 1, in_place=True), sealed(3, "a", "b"), node("a", full=1), second)
-    order = tested.written(SwitchRecord)
+    order = _in_place(sealed(3, "a", "b"), second, high=1).written(SwitchRecord)
     assert (order is None) is over
     assert order is None or not order.grows
 
@@ -624,7 +613,3 @@ def ordered_too_late() -> NodeUnderTest:
 def done(name: str) -> NodeRecord:
     """Its script has ended well in round 3."""
     return node(name, full=1, incarnation=LIFE, returned=3, done_round=3, status=records.DONE)
-
-
-def with_workers(name: str, workers: int) -> Member:
-    return Member(name, name, "127.0.0.1", workers, 1000 + ord(name[0]))

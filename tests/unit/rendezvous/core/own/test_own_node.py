@@ -586,9 +586,8 @@ def ends_after(tested: NodeUnderTest, patience: float) -> str:
 
 
 def test_a_store_that_never_answers_is_given_the_time_to_connect() -> None:
-    assert "is --rdzv-endpoint right" in ends_after(
-        NodeUnderTest(), POLICY.timeouts.connect_timeout
-    )
+    said = ends_after(NodeUnderTest(), POLICY.timeouts.connect_timeout)
+    assert "is --rdzv-endpoint right" in said
 
 
 def test_the_first_contact_takes_no_longer_than_the_node_may_wait() -> None:
@@ -597,41 +596,33 @@ def test_the_first_contact_takes_no_longer_than_the_node_may_wait() -> None:
     assert "is --rdzv-endpoint right" in ends_after(tested, 2.0)
 
 
-@pytest.mark.parametrize("event", [LEFT, Done(3)], ids=["a round", "the end"])
-def test_who_waits_without_the_store_gives_up(event: Event) -> None:
-    """The loss came while a round ran, and what is waited for began later."""
-    tested = member().feed(Lost("refused")).feed(event, 100.0)
+AWAY = Lost("refused")
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        # What is waited for began after the loss: a round, or the end; or it came while it waited.
+        [(AWAY, 0.0), (LEFT, 100.0)],
+        [(AWAY, 0.0), (Done(3), 100.0)],
+        [(LEFT, 0.0), (AWAY, 100.0)],
+        [(AWAY, 0.0), (Tick(), POLICY.timeouts.fence_timeout), (LEFT, 2.0)],  # after the fence
+        # A store that comes back is given all the time again.
+        [(LEFT, 0.0), (AWAY, 0.0), (Found(), 0.9 * POLICY.timeouts.join_timeout), (AWAY, 900.0)],
+    ],
+)
+def test_who_waits_without_the_store_gives_up(story: list[tuple[Event, float]]) -> None:
+    tested = member()
+    for event, after in story:
+        assert not tested.feed(event, after).told(StoreTimeout)
     assert "refused" in ends_after(tested, POLICY.timeouts.join_timeout)
 
 
-def test_the_loss_may_come_while_it_waits() -> None:
-    assert "refused" in ends_after(
-        member().feed(LEFT).feed(Lost("refused"), 100.0), POLICY.timeouts.join_timeout
-    )
-
-
-def test_the_wait_after_the_fence_has_an_end() -> None:
-    tested = member().feed(Lost("refused"))
-    assert tested.later(POLICY.timeouts.fence_timeout).told(Fenced)
-    assert "refused" in ends_after(tested.feed(LEFT, 2.0), POLICY.timeouts.join_timeout)
-
-
-def test_a_store_that_comes_back_is_given_all_the_time_again() -> None:
-    tested = (
-        member().feed(LEFT).feed(Lost("refused")).feed(Found(), 0.9 * POLICY.timeouts.join_timeout)
-    )
-    assert not tested.later(POLICY.timeouts.join_timeout).told(StoreTimeout)
-    ends_after(tested.feed(Lost("again"), 1.0), POLICY.timeouts.join_timeout)
-
-
-def test_who_trains_or_has_said_goodbye_gives_up_nothing() -> None:
-    assert (
-        not member()
-        .feed(Lost("refused"))
-        .later(10 * POLICY.timeouts.join_timeout)
-        .told(StoreTimeout)
-    )
-    tested = member().feed(LEFT).feed(Lost("refused")).feed(Goodbye())
+@pytest.mark.parametrize("story", [[AWAY], [LEFT, AWAY, Goodbye()]])
+def test_who_trains_or_has_said_goodbye_gives_up_nothing(story: list[Event]) -> None:
+    tested = member()
+    for event in story:
+        tested.feed(event)
     assert not tested.later(10 * POLICY.timeouts.join_timeout).told(StoreTimeout)
 
 
