@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.errors import RecordError
-from elastic_runtime.protocol.messages import (
-    decode,
-)
+from elastic_runtime.protocol.messages import decode
 from elastic_runtime.protocol.peer_proof import (
     NONCE,
     PROBES,

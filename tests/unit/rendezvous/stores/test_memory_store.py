@@ -124,10 +124,7 @@ def test_an_embedded_store_has_nothing_to_complain_about() -> None:
 
 @pytest.mark.parametrize(
     ("puts", "deletes"),
-    [
-        ((Put("a", b"1"), Put("b", b""), Put("a", b"2")), ()),
-        ((Put("a", b""),), ("b", "a")),
-    ],
+    [((Put("a", b"1"), Put("b", b""), Put("a", b"2")), ()), ((Put("a", b""),), ("b", "a"))],
 )
 def test_a_transaction_writes_each_key_once(
     puts: tuple[Put, ...], deletes: tuple[str, ...]

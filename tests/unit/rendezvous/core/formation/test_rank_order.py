@@ -144,30 +144,30 @@ def test_newcomers_that_share_levels_are_in_one_piece(
 
 def test_a_leader_seals_the_first_round_in_this_order() -> None:
     others = _nodes(b="z1", c="z2", d="z1")
-    leads = NodeUnderTest("a").wants(node("a", topology="z2"))
-    leads.sees(job(4, 4), node("a", topology="z2"), *others)
+    own = node("a", topology="z2")
+    leads = NodeUnderTest("a").wants(own).sees(job(4, 4), own, *others)
     assert leads.members() == ["b", "d", "a", "c"]
     assert leads.wrote(RoundRecord).store_port == others[0].store_port
 
 
-def test_a_leader_takes_the_spare_that_is_nearest_to_a_lost_node() -> None:
+def _of_a_broken_round(*others: NodeRecord) -> NodeUnderTest:
+    """The leader of a round of a, b and c that is broken."""
     own = back("a", 3, topology="z1")
-    members = (own, back("b", 3, topology="z2"))
+    last = sealed(3, "a", "b", "c")
+    return NodeUnderTest("a").wants(own).sees(job(3, 3), last, switch(3, broken=True), own, *others)
+
+
+def test_a_leader_takes_the_spare_that_is_nearest_to_a_lost_node() -> None:
     spares = _nodes(s="z1", t="z2")
-    leads = NodeUnderTest("a").wants(own)
-    shown = (job(3, 3), sealed(3, "a", "b", "c"), switch(3, broken=True), *members, *spares)
-    leads.sees(*shown).settle().later()
+    leads = _of_a_broken_round(back("b", 3, topology="z2"), *spares).settle().later()
     assert leads.members() == ["a", "b", "t"]
 
 
 def test_what_a_lost_node_has_said_counts_while_it_is_there() -> None:
-    own = back("a", 3, topology="z1")
     asked = FaultReport(3, records.ASKED, "it was asked to leave")
     gone = back("b", 3, asked, topology="z1", status=records.GONE)
     third = back("c", 3, topology="z2")
-    leads = NodeUnderTest("a").wants(own)
-    shown = (job(3, 3), sealed(3, "a", "b", "c"), switch(3, broken=True), own, gone, third)
-    leads.sees(*shown, *_nodes(s="z2", t="z1"))
+    leads = _of_a_broken_round(gone, third, *_nodes(s="z2", t="z1"))
     assert leads.members() == ["a", "c", "t"]
 
 

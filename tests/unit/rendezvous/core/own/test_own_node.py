@@ -737,21 +737,21 @@ def test_nobody_seals_before_a_running_group_could_say_who_it_is() -> None:
     assert tested.written(RoundRecord) == sealed(3, "a", "b")
 
 
-def _came_back_to_an_empty_store(after: float, tested: NodeUnderTest) -> NodeUnderTest:
-    """A node loses the store, and finds it empty after so many seconds."""
+def _came_back_to_an_empty_store(after: float, was_member: bool = False) -> NodeUnderTest:
+    """Node c loses the store, and finds it empty after so many seconds."""
+    shown = (job(), sealed(3, "a", "c" if was_member else "b"), node("a"), node("c"))
+    tested = NodeUnderTest("c").sees(*shown, wide=False)
+    if was_member:
+        tested.feed(LEFT)
     tested.feed(Lost("no answer", acked_at=tested.now)).feed(Found(), after)
-    return tested.sees(node(tested.name), forgot=True)
+    return tested.sees(node("c"), forgot=True)
 
 
 @pytest.mark.parametrize("was_member", [False, True])
 def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_outdated(
     was_member: bool,
 ) -> None:
-    shown = (job(), sealed(3, "a", "c" if was_member else "b"), node("a"), node("c"))
-    tested = NodeUnderTest("c").sees(*shown, wide=False)
-    if was_member:
-        tested.feed(LeftRound(3, FaultReport(3, "killed", "killed")))
-    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
+    tested = _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, was_member)
     # Others may have begun another life and been cut off since: until their own fence is over.
     for wait in (POLICY.settle + 0.1, POLICY.timeouts.fence_timeout - POLICY.settle - 0.2):
         tested.later(wait)
@@ -762,15 +762,13 @@ def test_who_was_away_for_the_fence_gives_an_empty_store_no_round_that_may_be_ou
 
 
 def test_who_was_away_for_less_than_the_fence_gives_the_round_back_soon() -> None:
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout - 1.0, tested)
+    tested = _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout - 1.0)
     tested.later(POLICY.settle + 0.1)
     assert tested.written(RoundRecord) == sealed(3, "a", "b")
 
 
 def test_who_was_away_for_the_fence_is_told_by_a_job_in_the_store_how_things_are() -> None:
-    tested = NodeUnderTest("c").sees(job(), sealed(3, "a", "b"), node("a"), node("c"), wide=False)
-    _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout, tested)
+    tested = _came_back_to_an_empty_store(POLICY.timeouts.fence_timeout)
     assert tested.state.contact.behind
     tested.changes(job(), sealed(4, "a", "b"))
     assert not tested.state.contact.behind

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.protocol.records import EVENTS, JOB, NODES, OUTCOME, ROUND, SWITCH
-from elastic_runtime.rendezvous.store_contract import (
-    ABSENT,
-    Changed,
-    Expect,
-    Put,
-    Transaction,
-)
+from elastic_runtime.rendezvous.store_contract import ABSENT, Changed, Expect, Put, Transaction
 from elastic_runtime.rendezvous.stores.etcd import rpc_pb2 as rpc
 from elastic_runtime.rendezvous.stores.etcd.etcd_keys import (
     MAX_OPERATIONS,
