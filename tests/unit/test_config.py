@@ -164,13 +164,15 @@ def test_endpoints_survive_being_written_and_read() -> None:
         assert str(parse_endpoint(text)) == text
 
 
-def test_access_is_taken_over(tmp_path: Path) -> None:
+def test_access_is_taken_over_and_a_certificate_without_tls_is_refused(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("x")
     access = EtcdCredentials("me", "geheim", Tls(ca=str(ca)))
     endpoint = parse_endpoint("h", "etcd", access)
     assert (endpoint.user, endpoint.password, endpoint.secure) == ("me", "geheim", True)
     assert "geheim" not in repr(endpoint) + str(endpoint) + repr(access)
+    with pytest.raises(UsageError, match="etcds://"):
+        parse_endpoint("etcd://h", "", EtcdCredentials(tls=Tls(ca=str(ca))))
 
 
 @pytest.mark.parametrize(
@@ -186,13 +188,6 @@ def test_access_that_does_not_fit(text: str, access: EtcdCredentials, words: str
     with pytest.raises(UsageError) as caught:
         parse_endpoint(text, "", access)
     assert words in str(caught.value)
-
-
-def test_a_certificate_without_tls_is_refused(tmp_path: Path) -> None:
-    ca = tmp_path / "ca.pem"
-    ca.write_text("x")
-    with pytest.raises(UsageError, match="etcds://"):
-        parse_endpoint("etcd://h", "", EtcdCredentials(tls=Tls(ca=str(ca))))
 
 
 def test_the_password_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:

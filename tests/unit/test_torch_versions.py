@@ -152,7 +152,7 @@ def test_going_on_from_an_older_step_is_noticed() -> None:
 # ---------------------------------------------------------------- pages of docs
 
 
-@pytest.mark.parametrize("script", ["api_reference.py", "module_map.py"])
+@pytest.mark.parametrize("script", ["api_reference.py", "event_reference.py", "module_map.py"])
 def test_a_page_is_up_to_date(script: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)

@@ -7,23 +7,17 @@ import sys
 
 from tests.processes import PROGRAM_TIMEOUT
 
+# With all that they import.
 MODULES = (
-    "elastic_runtime",
     "elastic_runtime.agent.workers.fork_client",
     "elastic_runtime.cli.ctl.elasticctl",
     "elastic_runtime.cli.run.elastic_run",
-    "elastic_runtime.config",
     "elastic_runtime.controller.__main__",
     "elastic_runtime.controller.service",
-    "elastic_runtime.reporting.log",
-    "elastic_runtime.protocol.messages",
-    "elastic_runtime.protocol.records",
-    "elastic_runtime.rendezvous.stores.etcd.etcd_adapter",
-    "elastic_runtime.rendezvous.torchrun.handler_entry_points",
-    "elastic_runtime.rendezvous.core.membership",
-    "elastic_runtime.rendezvous.stores.memory_store",
     "elastic_runtime.rendezvous.participant",
-    "elastic_runtime.rendezvous.store_contract",
+    "elastic_runtime.rendezvous.stores.etcd.etcd_adapter",
+    "elastic_runtime.rendezvous.stores.memory_store",
+    "elastic_runtime.rendezvous.torchrun.handler_entry_points",
 )
 
 
