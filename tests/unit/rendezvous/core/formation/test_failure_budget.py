@@ -3,49 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS, RETRY_PAUSES
-from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import FaultReport
+from elastic_runtime.protocol.records import (
+    ASKED,
+    CUT_OFF,
+    FAILED,
+    KILLED,
+    LACKS_RESOURCES,
+    LOST,
+    PLANNED,
+    START,
+    FaultReport,
+)
 from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost, assess, root_cause
 from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 
-KINDS = (
-    records.FAILED,
-    records.KILLED,
-    records.LOST,
-    records.START,
-    records.ASKED,
-    records.PLANNED,
-)
+KINDS = (FAILED, KILLED, LOST, START, ASKED, PLANNED)
 
 
 def _fault(kind: str, **fields: object) -> FaultReport:
     return FaultReport(1, kind, **{"reason": f"it was {kind}", **fields})  # type: ignore[arg-type]
 
 
-ERROR = _fault(records.FAILED, signature="ValueError: x", reason="ValueError: x", step=7)
-ECHO = _fault(records.FAILED, consequence=True, reason="connection reset by peer", step=7)
-TOLD = _fault(records.PLANNED, step=7)
+ERROR = _fault(FAILED, signature="ValueError: x", reason="ValueError: x", step=7)
+ECHO = _fault(FAILED, consequence=True, reason="connection reset by peer", step=7)
+TOLD = _fault(PLANNED, step=7)
+
+
+def judged(budget: Budget, count: int, *reports: FaultReport, planned: bool = False) -> RoundCost:
+    """Judges the same round so many times in a row."""
+    for _ in range(count):
+        verdict = assess(budget, reports, members=2, max_restarts=3, planned=planned)
+        budget = verdict.budget
+    return verdict
 
 
 @pytest.mark.parametrize(
     ("reports", "kind", "costs"),
     [
-        ([ERROR, ECHO, TOLD], records.FAILED, 1),
-        ([ECHO, ERROR], records.FAILED, 1),
-        ([ERROR, replace(ERROR, rank=3)], records.FAILED, 1),
-        ([_fault(records.KILLED), ERROR], records.KILLED, 0),
-        ([_fault(records.LOST), ECHO, ERROR], records.LOST, 0),
-        ([_fault(records.START), ECHO, TOLD], records.START, 0),
-        ([_fault(records.ASKED), ECHO, TOLD], records.ASKED, 0),
-        ([ECHO, TOLD], records.FAILED, 0),
-        ([TOLD, TOLD], records.PLANNED, 0),
+        ([ERROR, ECHO, TOLD], FAILED, 1),
+        ([ECHO, ERROR], FAILED, 1),
+        ([ERROR, replace(ERROR, rank=3)], FAILED, 1),
+        ([_fault(KILLED), ERROR], KILLED, 0),
+        ([_fault(LOST), ECHO, ERROR], LOST, 0),
+        ([_fault(START), ECHO, TOLD], START, 0),
+        ([_fault(ASKED), ECHO, TOLD], ASKED, 0),
+        ([ECHO, TOLD], FAILED, 0),
+        ([TOLD, TOLD], PLANNED, 0),
     ],
 )
 def test_a_round_costs_what_its_cause_costs(
@@ -62,7 +73,7 @@ def test_a_round_costs_what_its_cause_costs(
 
 def test_progress_makes_up_for_fruitless_rounds_and_a_planned_change_is_none() -> None:
     budget = Budget(best_step=50, fruitless=4)
-    for report in (replace(ECHO, step=51), _fault(records.ASKED, step=51), replace(TOLD, step=51)):
+    for report in (replace(ECHO, step=51), _fault(ASKED, step=51), replace(TOLD, step=51)):
         verdict = assess(budget, [report], members=2, max_restarts=3)
         assert (verdict.budget.fruitless, verdict.budget.best_step) == (0, 51)
         assert (verdict.ends, verdict.delay) == (False, 0.0)
@@ -73,11 +84,11 @@ def test_progress_makes_up_for_fruitless_rounds_and_a_planned_change_is_none() -
 @pytest.mark.parametrize(
     ("report", "before", "useful"),
     [
-        (_fault(records.KILLED, lifetime=6.0), Budget(), True),
-        (_fault(records.KILLED, lifetime=1.0), Budget(), False),
-        (_fault(records.FAILED, lifetime=31.0, signature="E"), Budget(signature="E"), True),
-        (_fault(records.FAILED, lifetime=6.0, signature="E"), Budget(signature="E"), False),
-        (_fault(records.FAILED, lifetime=6.0, signature="F"), Budget(signature="E"), True),
+        (_fault(KILLED, lifetime=6.0), Budget(), True),
+        (_fault(KILLED, lifetime=1.0), Budget(), False),
+        (_fault(FAILED, lifetime=31.0, signature="E"), Budget(signature="E"), True),
+        (_fault(FAILED, lifetime=6.0, signature="E"), Budget(signature="E"), False),
+        (_fault(FAILED, lifetime=6.0, signature="F"), Budget(signature="E"), True),
     ],
 )
 def test_progress_of_a_script_that_reports_no_steps(
@@ -87,7 +98,7 @@ def test_progress_of_a_script_that_reports_no_steps(
     assert (verdict.budget.fruitless == 0) is useful
 
 
-@pytest.mark.parametrize("kind", [records.KILLED, records.LOST])
+@pytest.mark.parametrize("kind", [KILLED, LOST])
 def test_inner_steps_that_ranks_keep_are_progress(kind: str) -> None:
     budget = Budget(best_step=3)
     for inner in range(1, 3 * MAX_FRUITLESS_ROUNDS):
@@ -99,14 +110,8 @@ def test_inner_steps_that_ranks_keep_are_progress(kind: str) -> None:
 
 
 def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
-    budget = Budget(best_step=3)
-    ends = []
-    for _ in range(MAX_FRUITLESS_ROUNDS + 1):
-        verdict = assess(
-            budget, [_fault(records.KILLED, step=3, inner=5)], members=2, max_restarts=0
-        )
-        ends.append(verdict.ends)
-        budget = verdict.budget
+    before, killed = Budget(best_step=3), _fault(KILLED, step=3, inner=5)
+    ends = [judged(before, count, killed).ends for count in range(1, MAX_FRUITLESS_ROUNDS + 2)]
     assert ends == [False] * MAX_FRUITLESS_ROUNDS + [True]
 
 
@@ -120,7 +125,7 @@ def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
 def test_a_higher_step_is_progress_and_inner_steps_after_a_lower_one_are_none(
     reached: tuple[int, int], before: Budget, after: tuple[int, int, int]
 ) -> None:
-    killed = _fault(records.KILLED, step=reached[0], inner=reached[1])
+    killed = _fault(KILLED, step=reached[0], inner=reached[1])
     budget = assess(before, [killed], members=2, max_restarts=0).budget
     assert (budget.best_step, budget.best_inner, budget.fruitless) == after
 
@@ -128,8 +133,8 @@ def test_a_higher_step_is_progress_and_inner_steps_after_a_lower_one_are_none(
 @pytest.mark.parametrize(
     "broken",
     [
-        [_fault(records.ASKED, step=3, inner=6)],  # nothing has failed
-        [_fault(records.FAILED, step=3, inner=6, consequence=True, signature=records.CUT_OFF)],
+        [_fault(ASKED, step=3, inner=6)],  # nothing has failed
+        [_fault(FAILED, step=3, inner=6, consequence=True, signature=CUT_OFF)],
     ],
 )
 def test_inner_steps_make_up_for_fruitless_rounds_whatever_ended_the_round(
@@ -141,14 +146,10 @@ def test_inner_steps_make_up_for_fruitless_rounds_whatever_ended_the_round(
 
 
 def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
-    refused = _fault(records.START, signature=records.LACKS_RESOURCES, lifetime=200.0)
-    budget = Budget()
-    for _ in range(MAX_FRUITLESS_ROUNDS - 1):
-        verdict = assess(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
-        assert not verdict.ends
-        assert verdict.budget.failures == 0
-        budget = verdict.budget
-    assert assess(budget, [refused], members=2, max_restarts=0).ends
+    refused = _fault(START, signature=LACKS_RESOURCES, lifetime=200.0)
+    waiting = judged(Budget(), MAX_FRUITLESS_ROUNDS - 1, refused, replace(TOLD, step=-1))
+    assert (waiting.ends, waiting.budget.failures) == (False, 0)
+    assert judged(waiting.budget, 1, refused).ends
 
 
 reports = st.builds(
@@ -193,14 +194,10 @@ def test_the_cause_does_not_depend_on_the_order(broken: list[FaultReport], chanc
     mixed = list(broken)
     chance.shuffle(mixed)  # type: ignore[attr-defined]
     one, other = root_cause(broken), root_cause(mixed)
-    assert one is not None
-    assert other is not None
-    assert (one.kind, one.consequence, one.lifetime) == (
-        other.kind,
-        other.consequence,
-        other.lifetime,
-    )
-    own = [report for report in broken if report.kind != records.PLANNED and not report.consequence]
+    assert one is not None and other is not None
+    tells = attrgetter("kind", "consequence", "lifetime")
+    assert tells(one) == tells(other)
+    own = [report for report in broken if report.kind != PLANNED and not report.consequence]
     assert not own or one in own
 
 
@@ -213,25 +210,13 @@ def test_a_job_that_never_gets_anywhere_ends(kinds: list[str]) -> None:
         if verdict.ends:
             return
         budget = verdict.budget
-    assert (
-        sum(kind not in (records.ASKED, records.PLANNED) for kind in kinds) < MAX_FRUITLESS_ROUNDS
-    )
+    assert sum(kind not in (ASKED, PLANNED) for kind in kinds) < MAX_FRUITLESS_ROUNDS
 
 
 # ---------------------------------------------------------------- causes
 
-PEER_LOST = FaultReport(
-    1, records.FAILED, "lost a peer", signature="RuntimeError", consequence=True
-)
-BYSTANDER = FaultReport(1, records.PLANNED, "called back")
-
-
-def judged(budget: Budget, count: int, *reports: FaultReport, planned: bool = False) -> RoundCost:
-    """Judges the same round so many times in a row."""
-    for _ in range(count):
-        verdict = assess(budget, reports, members=2, max_restarts=3, planned=planned)
-        budget = verdict.budget
-    return verdict
+PEER_LOST = FaultReport(1, FAILED, "lost a peer", signature="RuntimeError", consequence=True)
+BYSTANDER = FaultReport(1, PLANNED, "called back")
 
 
 def test_a_node_that_was_called_back_does_not_hide_the_echo_that_broke_the_round() -> None:
@@ -253,13 +238,9 @@ def test_an_own_failure_in_a_planned_change_is_a_failure() -> None:
 
 
 def test_a_mistake_of_the_users_explains_all_that_followed() -> None:
-    usage = FaultReport(
-        4, records.FAILED, "commit() outside", signature=f"{USAGE}commit()", lifetime=9.0
-    )
-    crash = FaultReport(4, records.FAILED, "a worker was killed", lifetime=0.5)
-    echo = FaultReport(
-        4, records.FAILED, "Connection closed by peer", consequence=True, lifetime=0.1
-    )
+    usage = FaultReport(4, FAILED, "commit() outside", signature=f"{USAGE}commit()", lifetime=9.0)
+    crash = FaultReport(4, FAILED, "a worker was killed", lifetime=0.5)
+    echo = FaultReport(4, FAILED, "Connection closed by peer", consequence=True, lifetime=0.1)
     assert root_cause([crash, echo, usage]) is usage
     assert root_cause([echo, crash]) is crash
     assert root_cause([]) is None
