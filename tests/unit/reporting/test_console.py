@@ -329,6 +329,7 @@ def test_no_byte_of_a_line_is_lost_or_breaks_the_event() -> None:
         (0.996, "1.0 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),
+        (59.4, "59 s"),
         (59.6, "1 min 0 s"),
         (200.0, "3 min 20 s"),
         (7500.0, "2 h 5 min"),
