@@ -114,9 +114,14 @@ def test_who_asks_at_the_last_moment_is_not_left_waiting() -> None:
 
 
 def test_an_answer_that_cannot_be_given_proves_nothing_and_is_not_the_last_one() -> None:
-    answers = iter([{}, {"node": "a"}])
-    # The first has no such field, as while workers are being replaced.
-    with closing(_serving(lambda: {"node": next(answers)["node"]})) as server:
+    defects = [ValueError("the workers are just being replaced")]
+
+    def answer() -> dict[str, Any]:
+        if defects:
+            raise defects.pop()
+        return {"node": "a"}
+
+    with closing(_serving(answer)) as server:
         assert _probe(server.port) == SILENT
         assert _probe(server.port) == ALIVE
 

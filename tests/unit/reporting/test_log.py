@@ -86,7 +86,7 @@ def test_a_joiner_says_that_it_waits_and_when_it_does_no_more() -> None:
     ]
 
 
-def test_a_node_that_is_back_at_once_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_back_at_once_has_not_waited() -> None:
     assert _seen(_round(1, rank=2), OUTSIDE, _round(3, rank=2), node="b") == []
     console = TerminalRenderer("b")
     console.lines(read(*_round(1, rank=2)))
