@@ -9,7 +9,7 @@ import pytest
 
 from elastic_runtime.limits import LOST_PROBE_AFTER
 from elastic_runtime.protocol import records
-from elastic_runtime.protocol.records import FaultReport, OutcomeRecord, node_key
+from elastic_runtime.protocol.records import FaultReport, JobRecord, OutcomeRecord, node_key
 from elastic_runtime.rendezvous.core import reducer
 from elastic_runtime.rendezvous.core.actions import Probe
 from elastic_runtime.rendezvous.core.membership_events import (
@@ -89,6 +89,13 @@ def test_a_snapshot_replaces_what_was_known() -> None:
     tested.sees(job(), node("a"))
     assert (before.round_record is None, len(before.shown.peers)) == (False, 1)
     assert (tested.state.round_record is None, len(tested.state.shown.peers)) == (True, 0)
+
+
+def test_a_record_that_cannot_be_read_leaves_the_former_one_which_is_written_again() -> None:
+    tested = NodeUnderTest("a").sees(job(), node("a"))
+    tested.feed(Changed((StoreEntry(records.JOB, b"rubbish", 9, 9),)))
+    assert tested.state.shown.job.unreadable
+    assert tested.state.shown.job.record == tested.wrote(JobRecord) == job()
 
 
 def test_a_node_that_writes_its_key_anew_is_alive() -> None:

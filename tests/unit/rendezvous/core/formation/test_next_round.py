@@ -649,3 +649,9 @@ def test_nothing_is_lost_if_the_members_come_back_meanwhile() -> None:
     _patient(tested.feed(Changed(entries)))
     assert tested.transaction(records.SWITCH) is None
     assert Timer.ROLL_CALL not in tested.state.timers
+
+
+def test_who_knows_only_some_of_them_gives_the_round_back_after_those_who_know_all() -> None:
+    tested = NodeUnderTest("b", PARTED).sees(job(high=6), node("a"), node("b"), HEAD, wide=False)
+    assert tested.sees(wide=False, forgot=True).written(RoundRecord) is None
+    assert tested.later(PARTED.settle).wrote(RoundRecord) == HEAD

@@ -39,6 +39,8 @@ from elastic_runtime.rendezvous.stores.etcd.range_reads import read_later
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.rendezvous.stores.etcd.etcd_lease import KeepAlive
+
 
 KEYS = RunKeys("elastic", "run")
 NAMES = st.text("abc/é", max_size=6)
@@ -445,7 +447,7 @@ class Server:
 
 
 def _kept(
-    server: Callable[[int, Callable[[int | StoreUnavailable], None]], None],
+    server: KeepAlive,
     ttl: float = TTL,
     since: float = 0.0,
     clock: ManualClock | None = None,
