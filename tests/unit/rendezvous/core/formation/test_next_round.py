@@ -410,12 +410,10 @@ def test_a_report_of_an_earlier_round_is_no_reason() -> None:
 def test_who_was_asked_to_leave_and_whose_port_refuses_has_left(
     status: str, lost: int, reason: str
 ) -> None:
-    echo = FaultReport(3, "failed", "lost the connection to a peer", consequence=True)
-    tested = NodeUnderTest("a").wants(back("a", 3, echo))
-    member = node("b", incarnation=LIFE, status=status)
-    tested.sees(job(), LAST, switch(3, broken=True), back("a", 3, echo), member).settle()
-    tested.later(POLICY.probe_after).probed("b", REFUSED, 0.001)
-    record = tested.wrote(RoundRecord)
+    own = back("a", 3, FaultReport(3, "failed", "lost the connection to a peer", consequence=True))
+    shown = job(), LAST, switch(3, broken=True), own, node("b", incarnation=LIFE, status=status)
+    tested = NodeUnderTest("a").wants(own).sees(*shown).settle()
+    record = tested.later(POLICY.probe_after).probed("b", REFUSED, 0.001).wrote(RoundRecord)
     assert (record.budget.lost, record.budget.planned) == (lost, 1 - lost)
     assert record.reason == reason
     assert tested.members() == ["a"]

@@ -62,11 +62,8 @@ def test_a_promise_counts_from_when_its_tick_was_sent() -> None:
 
 @pytest.mark.parametrize(
     ("now", "silently", "counts"),
-    [
-        (11.0, True, False),
-        (11.0, False, True),  # it has parted
-        (10.0 + PROMISE, True, True),  # it is long silent
-    ],
+    [(11.0, True, False), (11.0, False, True), (10.0 + PROMISE, True, True)],
+    ids=["dies", "parts", "has long been silent"],
 )
 def test_who_dies_while_its_promise_holds_counts_no_more(
     now: float, silently: bool, counts: bool
