@@ -1,15 +1,21 @@
-"""The table of torch's versions, and how tests are run with another one."""
+"""The scripts: the table of versions of torch, the timeline, the demonstration, pages of docs."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from scripts import torch_versions
+from scripts.demo import went_back
+from scripts.timeline import Step, Story, draw
 from scripts.torch_versions import BEGINS, ENDS, Failed, Job, Kind
 from tests.processes import PROGRAM_TIMEOUT
+
+# ---------------------------------------------------------------- versions of torch
 
 ROOT = Path(__file__).parents[2]
 ROW = "| {} | 3.11 | yes | yes | yes | yes | 2026-01-01 |"
@@ -89,3 +95,65 @@ def test_other_forms_of_the_option_are_refused_in_one_line(arguments: list[str])
     assert done.stderr == (
         "test: --torch comes first, with a version of two numbers: scripts/test --torch 2.15\n"
     )
+
+
+# ---------------------------------------------------------------- the timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def steps(round: int, workers: tuple[int, ...], numbers: range, began: float) -> list[Step]:
+    """Steps of 25 ms, one after the other."""
+    return [
+        Step(worker, round, n, began + i * 0.025, began + (i + 1) * 0.025)
+        for i, n in enumerate(numbers)
+        for worker in workers
+    ]
+
+
+STORY = Story(
+    (
+        *steps(1, (0, 1, 2), range(1, 6), -0.135),
+        *steps(2, (0, 2), range(6, 16), 0.05),
+        *steps(3, (0, 1, 2), range(16, 22), 0.35),
+    ),
+    back=0.04,
+)
+
+
+def test_each_step_is_in_the_picture() -> None:
+    picture = ElementTree.fromstring(draw(STORY))
+    numbers = [int(e.text or 0) for e in picture.iter(f"{SVG}text") if e.get("class") == "number"]
+    assert sorted(set(numbers)) == list(range(1, 22))
+    assert [numbers.count(n) for n in (1, 6, 16)] == [3, 2, 3]
+
+
+def test_the_picture_says_what_the_fault_cost() -> None:
+    picture = ElementTree.fromstring(draw(STORY))
+    said = picture.findtext(f"{SVG}desc") or ""
+    assert "85 ms after the last step" in said  # from -10 ms to 75 ms
+    assert "75 ms pass from one step to the next" in said
+    words = [element.text for element in picture.iter(f"{SVG}text")]
+    assert "85 ms without a step" in words
+
+
+# ---------------------------------------------------------------- the demonstration
+
+EPOCH = "[default0]:epoch 3: step 92, 3 workers, accuracy 0.931"
+
+
+def test_going_on_from_an_older_step_is_noticed() -> None:
+    onward = "[default1]:from step {} on: 2 workers, epoch 3"
+    assert went_back([EPOCH, onward.format(92), onward.format(101)]) == []
+    assert went_back([onward.format(40), EPOCH]) == []
+    assert went_back([EPOCH, onward.format(90), onward.format(95)]) == [onward.format(90)]
+
+
+# ---------------------------------------------------------------- pages of docs
+
+
+@pytest.mark.parametrize("script", ["api_reference.py", "event_reference.py", "module_map.py"])
+def test_a_page_is_up_to_date(script: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
+    assert checked.returncode == 0, checked.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,15 +17,8 @@ from elastic_runtime.events.event import (
     read,
 )
 from elastic_runtime.events.store_events import StoreLost
-from tests.processes import PROGRAM_TIMEOUT
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_docs_list_every_event_as_it_is() -> None:
-    command = [sys.executable, str(ROOT / "scripts/event_reference.py"), "--check"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
-    assert checked.returncode == 0, checked.stderr
 
 
 def test_every_file_of_events_is_a_subject() -> None:

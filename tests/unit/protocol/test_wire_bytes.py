@@ -26,25 +26,38 @@ from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, SnapshotR
 FAULT = FaultReport(
     3, "failed", "no räum", 5, -9, "ValueError: x", "line 1\nline 2", 100, 33.5, True, 6
 )
+# What such a report is in the records that hold it, and what these members are.
+FAULT_DATA = (
+    b'{"round":3,"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
+    b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
+    b'"lifetime":33.5,"consequence":true,"inner":6}'
+)
 MEMBERS = (Member("aa", "node0", "10.0.0.1", 8), Member("bb", "node1", "::1", 4, 1, 2, 3))
+AA_DATA = (
+    b'{"node":"aa","name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
+    b'"life":0}'
+)
+BB_DATA = (
+    b'{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,"store_port":2,'
+    b'"life":3}'
+)
 
 RECORDS: list[tuple[Record, bytes]] = [
     (
         JobRecord("life", 1, 2, 1, 2),
         (
-            b'{"v":1,"kind":"job","incarnation":"life","min_nodes":1,"max_nodes":2,'
-            b'"launch_min":1,"launch_max":2,"node_unit":1,"entry":"","in_place":false,'
-            b'"first_round":0,"settings":"","secret":"","invocation":"","protocol":"",'
-            b'"release":""}'
+            b'{"v":1,"kind":"job","incarnation":"life","min_nodes":1,"max_nodes":2,"launch_min":1,'
+            b'"launch_max":2,"node_unit":1,"entry":"","in_place":false,"first_round":0,'
+            b'"settings":"","secret":"","invocation":"","protocol":"","release":""}'
         ),
     ),
     (
         JobRecord("life", 1, 2, 1, 4, 2, "train.py", True, 6, "f00", "s3cret", "run", "5", "0.1.0"),
         (
-            b'{"v":1,"kind":"job","incarnation":"life","min_nodes":1,"max_nodes":2,'
-            b'"launch_min":1,"launch_max":4,"node_unit":2,"entry":"train.py","in_place":true,'
-            b'"first_round":6,"settings":"f00","secret":"s3cret","invocation":"run",'
-            b'"protocol":"5","release":"0.1.0"}'
+            b'{"v":1,"kind":"job","incarnation":"life","min_nodes":1,"max_nodes":2,"launch_min":1,'
+            b'"launch_max":4,"node_unit":2,"entry":"train.py","in_place":true,"first_round":6,'
+            b'"settings":"f00","secret":"s3cret","invocation":"run","protocol":"5",'
+            b'"release":"0.1.0"}'
         ),
     ),
     (
@@ -53,7 +66,8 @@ RECORDS: list[tuple[Record, bytes]] = [
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"10.0.0.1","workers":8,'
             b'"probe_port":1,"store_port":2,"settings":"f00","status":"in","incarnation":"",'
             b'"left":0,"done_round":0,"step":-1,"fault":null,"life":0,"checked":0,'
-            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0,"returned":0,"topology":""}'
+            b'"unreachable":[],"rank":-1,"torch":"","regroup":"","full":0,"returned":0,'
+            b'"topology":""}'
         ),
     ),
     (
@@ -63,24 +77,20 @@ RECORDS: list[tuple[Record, bytes]] = [
         ),
         (
             b'{"v":1,"kind":"node","node":"aa","name":"node0","address":"::1","workers":8,'
-            b'"probe_port":1,"store_port":2,"settings":"f00","status":"gone",'
-            b'"incarnation":"life","left":3,"done_round":2,"step":100,"fault":{"round":3,'
-            b'"kind":"failed","reason":"no r\\u00e4um","rank":5,"exit_code":-9,'
-            b'"signature":"ValueError: x","traceback":"line 1\\nline 2","step":100,'
-            b'"lifetime":33.5,"consequence":true,"inner":6},"life":7,"checked":4,"unreachable":["bb"],'
-            b'"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2,"returned":3,'
-            b'"topology":"z/r\\u00e4ck"}'
+            b'"probe_port":1,"store_port":2,"settings":"f00","status":"gone","incarnation":"life",'
+            b'"left":3,"done_round":2,"step":100,"fault":%b,"life":7,"checked":4,'
+            b'"unreachable":["bb"],"rank":1,"torch":"2.15.0","regroup":"rebuild","full":2,'
+            b'"returned":3,"topology":"z/r\\u00e4ck"}' % FAULT_DATA
         ),
     ),
     (
         RoundRecord(1, "life", MEMBERS[:1], 29500, "the job began"),
         (
-            b'{"v":1,"kind":"round","number":1,"incarnation":"life","members":[{"node":"aa",'
-            b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
-            b'"life":0}],"store_port":29500,"reason":"the job began","budget":{"failures":0,'
-            b'"fruitless":0,"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,'
-            b'"planned":0,"best_inner":0},"sealed_by":"","survivors":0,"group":"","parts":0,"nodes":0,'
-            b'"workers":0,"ranks":[],"firsts":[]}'
+            b'{"v":1,"kind":"round","number":1,"incarnation":"life","members":[%b],'
+            b'"store_port":29500,"reason":"the job began","budget":{"failures":0,"fruitless":0,'
+            b'"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,"planned":0,'
+            b'"best_inner":0},"sealed_by":"","survivors":0,"group":"","parts":0,"nodes":0,'
+            b'"workers":0,"ranks":[],"firsts":[]}' % AA_DATA
         ),
     ),
     (
@@ -88,34 +98,28 @@ RECORDS: list[tuple[Record, bytes]] = [
             9, "life", MEMBERS, 29500, "é €", Budget(1, 2, 3, "sig", 1e16, 4, 5, 6, 7), "aa", 1
         ),
         (
-            b'{"v":1,"kind":"round","number":9,"incarnation":"life","members":[{"node":"aa",'
-            b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
-            b'"life":0},{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
-            b'"store_port":2,"life":3}],"store_port":29500,"reason":"\\u00e9 \\u20ac",'
-            b'"budget":{"failures":1,"fruitless":2,"best_step":3,"signature":"sig",'
-            b'"longest":1e+16,"killed":4,"lost":5,"planned":6,"best_inner":7},"sealed_by":"aa","survivors":1,'
-            b'"group":"","parts":0,"nodes":0,"workers":0,"ranks":[],"firsts":[]}'
+            b'{"v":1,"kind":"round","number":9,"incarnation":"life","members":[%b,%b],'
+            b'"store_port":29500,"reason":"\\u00e9 \\u20ac","budget":{"failures":1,"fruitless":2,'
+            b'"best_step":3,"signature":"sig","longest":1e+16,"killed":4,"lost":5,"planned":6,'
+            b'"best_inner":7},"sealed_by":"aa","survivors":1,"group":"","parts":0,"nodes":0,'
+            b'"workers":0,"ranks":[],"firsts":[]}' % (AA_DATA, BB_DATA)
         ),
     ),
     (
         RoundRecord(9, "life", MEMBERS, 1, "", Budget(), "", 0, "g1", 3, 8, 64, (1, 4), (8, 32)),
         (
-            b'{"v":2,"kind":"round","number":9,"incarnation":"life","members":[{"node":"aa",'
-            b'"name":"node0","address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,'
-            b'"life":0},{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
-            b'"store_port":2,"life":3}],"store_port":1,"reason":"","budget":{"failures":0,'
-            b'"fruitless":0,"best_step":-1,"signature":"","longest":0.0,"killed":0,"lost":0,'
-            b'"planned":0,"best_inner":0},"sealed_by":"","survivors":0,"group":"g1","parts":3,"nodes":8,'
-            b'"workers":64,"ranks":[1,4],"firsts":[8,32]}'
+            b'{"v":2,"kind":"round","number":9,"incarnation":"life","members":[%b,%b],'
+            b'"store_port":1,"reason":"","budget":{"failures":0,"fruitless":0,"best_step":-1,'
+            b'"signature":"","longest":0.0,"killed":0,"lost":0,"planned":0,"best_inner":0},'
+            b'"sealed_by":"","survivors":0,"group":"g1","parts":3,"nodes":8,"workers":64,'
+            b'"ranks":[1,4],"firsts":[8,32]}' % (AA_DATA, BB_DATA)
         ),
     ),
     (
         GroupRecord(MEMBERS, (1, 4), (8, 32)),
         (
-            b'{"v":2,"kind":"group","members":[{"node":"aa","name":"node0",'
-            b'"address":"10.0.0.1","workers":8,"probe_port":0,"store_port":0,"life":0},'
-            b'{"node":"bb","name":"node1","address":"::1","workers":4,"probe_port":1,'
-            b'"store_port":2,"life":3}],"ranks":[1,4],"firsts":[8,32]}'
+            b'{"v":2,"kind":"group","members":[%b,%b],"ranks":[1,4],"firsts":[8,32]}'
+            % (AA_DATA, BB_DATA)
         ),
     ),
     (
@@ -143,10 +147,7 @@ RECORDS: list[tuple[Record, bytes]] = [
         OutcomeRecord("life", False, 1, "it failed", FAULT, "node1"),
         (
             b'{"v":1,"kind":"outcome","incarnation":"life","succeeded":false,"exit_code":1,'
-            b'"reason":"it failed","fault":{"round":3,"kind":"failed","reason":"no r\\u00e4um",'
-            b'"rank":5,"exit_code":-9,"signature":"ValueError: x",'
-            b'"traceback":"line 1\\nline 2","step":100,"lifetime":33.5,"consequence":true,'
-            b'"inner":6},"node":"node1"}'
+            b'"reason":"it failed","fault":%b,"node":"node1"}' % FAULT_DATA
         ),
     ),
     (
@@ -172,14 +173,8 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
             b'"why":["\\u00e4",{"b":null}],"s":0.1}}\n'
         ),
     ),
-    (
-        messages.Leave(2, "asked"),
-        (b'{"kind":"drain","round":2,"reason":"asked"}\n'),
-    ),
-    (
-        messages.Ready(),
-        (b'{"kind":"ready"}\n'),
-    ),
+    (messages.Leave(2, "asked"), b'{"kind":"drain","round":2,"reason":"asked"}\n'),
+    (messages.Ready(), b'{"kind":"ready"}\n'),
     (
         messages.Left(1, -1, False, "a peer is gone", True),
         (
@@ -187,22 +182,13 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
             b'"released":true}\n'
         ),
     ),
-    (
-        messages.Trained(4),
-        (b'{"kind":"trained","round":4}\n'),
-    ),
-    (
-        messages.Returned(4),
-        (b'{"kind":"returned","round":4}\n'),
-    ),
+    (messages.Trained(4), b'{"kind":"trained","round":4}\n'),
+    (messages.Returned(4), b'{"kind":"returned","round":4}\n'),
     (
         messages.Heard(True, "train.py:3", ""),
-        (b'{"kind":"heard","collective":true,"where":"train.py:3","busy":""}\n'),
+        b'{"kind":"heard","collective":true,"where":"train.py:3","busy":""}\n',
     ),
-    (
-        messages.Ask(),
-        (b'{"kind":"ask"}\n'),
-    ),
+    (messages.Ask(), b'{"kind":"ask"}\n'),
     (
         messages.Enter(1, 0, 2, 0, 1, 0, 2, "h", 1, "k", [["h", 1], ["i", 2]], 7),
         (
@@ -211,22 +197,13 @@ MESSAGES: list[tuple[messages.Message, bytes]] = [
             b'["i",2]],"committed":7}\n'
         ),
     ),
-    (
-        messages.Nearby([["h", 1]]),
-        (b'{"kind":"nearby","places":[["h",1]]}\n'),
-    ),
-    (
-        messages.Interrupt(1, "broken"),
-        (b'{"kind":"interrupt","round":1,"reason":"broken"}\n'),
-    ),
+    (messages.Nearby([["h", 1]]), b'{"kind":"nearby","places":[["h",1]]}\n'),
+    (messages.Interrupt(1, "broken"), b'{"kind":"interrupt","round":1,"reason":"broken"}\n'),
     (
         messages.Change(1, "a node comes", False, True),
-        (b'{"kind":"change","round":1,"reason":"a node comes","goes":false,"grows":true}\n'),
+        b'{"kind":"change","round":1,"reason":"a node comes","goes":false,"grows":true}\n',
     ),
-    (
-        messages.Dismiss(True),
-        (b'{"kind":"dismiss","saves":true}\n'),
-    ),
+    (messages.Dismiss(True), b'{"kind":"dismiss","saves":true}\n'),
 ]
 
 MEMORY = SnapshotMemory("/dev/shm/é", 1 << 30, "::1", 7, "node0", "m", ("z", "r"))

@@ -17,7 +17,8 @@ from elastic_runtime.protocol.records import (
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 from elastic_runtime.rendezvous.core import membership
 from elastic_runtime.rendezvous.core.actions import Action, ApplyTransaction, Notify, Probe
-from elastic_runtime.rendezvous.core.membership_events import Event, NewNode
+from elastic_runtime.rendezvous.core.membership_events import Event, NewNode, Probed, Tick
+from elastic_runtime.rendezvous.core.node_state import OWN
 from elastic_runtime.rendezvous.core.notices import Sealed
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.store_contract import (
@@ -103,6 +104,14 @@ class NodeUnderTest:
         """A change shows these."""
         return self.feed(Changed(self._entries(shown), gone), after)
 
+    def later(self, seconds: float = 0.0) -> NodeUnderTest:
+        """Nothing happens for so long."""
+        return self.feed(Tick(), seconds)
+
+    def probed(self, name: str, answer: str, after: float = 0.0) -> NodeUnderTest:
+        """A probe of a node had this answer."""
+        return self.feed(Probed(name, answer), after)
+
     def settle(self) -> NodeUnderTest:
         """Contact has been there for long."""
         return self.regained(float("-inf"))
@@ -134,6 +143,12 @@ class NodeUnderTest:
         known = self.state.shown.peers.get(record.node)
         return known.created if known else self.version
 
+    @property
+    def own(self) -> NodeRecord:
+        """What the node wants to be stored of itself."""
+        assert self.state.own.record is not None
+        return self.state.own.record
+
     # -- what it does
 
     def told(self, kind: type[_T]) -> list[_T]:
@@ -154,16 +169,33 @@ class NodeUnderTest:
         ]
         return found[0] if found else None
 
-    def written(self, cls: type[_R], tag: str) -> _R | None:
-        """The record of this kind that the last decision writes."""
-        transaction = self.transaction(tag)
+    def request(self, tag: str) -> Transaction:
+        """The transaction with this tag, which there has to be."""
+        found = self.transaction(tag)
+        assert found is not None, f"nothing is written under {tag!r}"
+        return found
+
+    def written(self, cls: type[_R], tag: str = "") -> _R | None:
+        """The record of this kind that the last decision writes, under the usual tag of its kind
+        or another one."""
+        transaction = self.transaction(tag or _KEYS.get(cls, OWN))
         puts = transaction.puts if transaction else ()
         found = [put for put in puts if put.key == _KEYS.get(cls, put.key)]
         return cls.decode(found[0].key, found[0].value) if found else None
 
+    def wrote(self, cls: type[_R], tag: str = "") -> _R:
+        """The same, which there has to be."""
+        found = self.written(cls, tag)
+        assert found is not None, f"no {cls.__name__} is written"
+        return found
+
+    def shows(self) -> NodeRecord | None:
+        """What the node writes about itself in its last decision."""
+        return self.written(NodeRecord)
+
     def members(self) -> list[str]:
         """The members of the round that the last decision seals; empty: it seals none."""
-        record = self.written(RoundRecord, records.ROUND)
+        record = self.written(RoundRecord)
         return [member.node for member in record.members] if record else []
 
 
@@ -186,8 +218,3 @@ def member() -> NodeUnderTest:
     tested = NodeUnderTest("b").sees(*shown, wide=False)
     assert tested.told(Sealed)
     return tested
-
-
-def own_record(tested: NodeUnderTest) -> NodeRecord | None:
-    """What the node wrote about itself in its last decision."""
-    return tested.written(NodeRecord, "own")

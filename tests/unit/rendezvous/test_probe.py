@@ -6,8 +6,7 @@ import queue
 import socket
 import struct
 import threading
-import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,32 +56,45 @@ def recorder(server: ProbeServer) -> Iterator[Recorder]:
 
 
 @contextmanager
-def _says(*said: bytes) -> Iterator[int]:
-    """A port at which somebody says this, and hangs up; once."""
+def _port_of(serve: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A port at which somebody does this to whoever connects, and hangs up; once."""
 
-    def serve() -> None:
+    def accept() -> None:
         client, _ = listener.accept()
         with client, suppress(OSError):
-            for one in said:
-                client.sendall(one)
-                client.recv(4096)
+            serve(client)
 
     with socket.create_server((LOCAL, 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
+        thread = threading.Thread(target=accept, daemon=True)
         thread.start()
         yield listener.getsockname()[1]
         thread.join(PATIENCE)
 
 
+def _says(*said: bytes) -> AbstractContextManager[int]:
+    """A port at which somebody says this, each after a word of the other side."""
+
+    def serve(client: socket.socket) -> None:
+        for one in said:
+            client.sendall(one)
+            client.recv(4096)
+
+    return _port_of(serve)
+
+
+def _probe(port: int, node: str = "a", secret: str = SECRET) -> str:
+    return probe_node(node, LOCAL, port, PATIENCE, secret)
+
+
 def test_a_node_answers_until_it_ends() -> None:
     answer = {"node": "a", "busy": False}
     server = _serving(lambda: answer)
-    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+    assert _probe(server.port) == ALIVE
     answer["busy"] = True
-    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == BUSY
-    assert probe_node("b", LOCAL, server.port, PATIENCE, SECRET) == OTHER
+    assert _probe(server.port) == BUSY
+    assert _probe(server.port, "b") == OTHER
     server.close()
-    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == REFUSED
+    assert _probe(server.port) == REFUSED
 
 
 def test_who_asks_at_the_last_moment_is_not_left_waiting() -> None:
@@ -95,28 +107,23 @@ def test_who_asks_at_the_last_moment_is_not_left_waiting() -> None:
         return dict(FIELDS)
 
     server = _serving(end)
-    probe_node("a", LOCAL, server.port, PATIENCE, SECRET)
+    _probe(server.port)
     server.close()
     with late[0], suppress(ConnectionResetError):
         assert late[0].recv(1) == b""
 
 
 def test_an_answer_that_cannot_be_given_proves_nothing_and_is_not_the_last_one() -> None:
-    answers = iter([{"node": "a"}])
-    broken = [True]
+    defects = [ValueError("the workers are just being replaced")]
 
     def answer() -> dict[str, Any]:
-        if broken:
-            broken.pop()
-            raise ValueError("the workers are just being replaced")
-        return next(answers)
+        if defects:
+            raise defects.pop()
+        return {"node": "a"}
 
-    server = _serving(answer)
-    try:
-        assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == SILENT
-        assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
-    finally:
-        server.close()
+    with closing(_serving(answer)) as server:
+        assert _probe(server.port) == SILENT
+        assert _probe(server.port) == ALIVE
 
 
 def test_only_who_names_this_life_hears_how_far_it_has_come(server: ProbeServer) -> None:
@@ -124,10 +131,15 @@ def test_only_who_names_this_life_hears_how_far_it_has_come(server: ProbeServer)
     assert ask_node("b", LOCAL, server.port, PATIENCE, SECRET) == {"node": ""}
 
 
-@pytest.mark.parametrize("said", [*GARBAGE, hello(PROBES)[:-1], hello(SNAPSHOTS) + bytes(NONCE)])
+# It takes any answer but its own for proof that the node is gone.
+OF_A_VERSION_WITHOUT_SECRETS = b'{"hello": "elastic", "node": "a"}\n'
+OF_STRANGERS = *GARBAGE, OF_A_VERSION_WITHOUT_SECRETS, hello(PROBES)[:-1]
+
+
+@pytest.mark.parametrize("said", [*OF_STRANGERS, hello(SNAPSHOTS) + bytes(NONCE)])
 def test_a_stranger_hears_nothing(server: ProbeServer, said: bytes) -> None:
     assert says(Port(LOCAL, server.port), said) == b""
-    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+    assert _probe(server.port) == ALIVE
 
 
 @pytest.mark.parametrize("proof", [b"", b"x", bytes(PROOF) + b'{"node": "a"}\n'])
@@ -138,21 +150,14 @@ def test_who_cannot_prove_itself_hears_a_random_number(server: ProbeServer, proo
     assert heard[0] != heard[1]
 
 
-def test_a_version_without_secrets_hears_nothing_and_takes_nobody_for_dead(
-    server: ProbeServer,
-) -> None:
-    """It takes any answer but its own for proof that the node is gone."""
-    assert says(Port(LOCAL, server.port), b'{"hello": "elastic", "node": "a"}\n') == b""
-
-
 @pytest.mark.parametrize("secret", ["f" * 64, ""])
 def test_a_wrong_secret_opens_nothing_and_proves_nothing(secret: str) -> None:
     for its, ours in ((SECRET, secret), (secret, SECRET), ("", "")):
         server = ProbeServer(LOCAL, lambda: dict(FIELDS), lambda its=its: its)  # type: ignore[misc]
         with closing(server):
-            assert probe_node("a", LOCAL, server.port, PATIENCE, ours) == SILENT
-            assert probe_node("b", LOCAL, server.port, PATIENCE, ours) == SILENT
-        assert probe_node("a", LOCAL, server.port, PATIENCE, ours) == REFUSED
+            assert _probe(server.port, "a", ours) == SILENT
+            assert _probe(server.port, "b", ours) == SILENT
+        assert _probe(server.port, "a", ours) == REFUSED
 
 
 def test_a_question_that_was_overheard_is_worth_nothing(
@@ -166,56 +171,45 @@ def test_a_question_that_was_overheard_is_worth_nothing(
 def test_an_answer_that_was_overheard_is_believed_by_nobody(recorder: Recorder) -> None:
     nonce, rest = recorder.of_server[:NONCE], recorder.of_server[NONCE:]
     with _says(nonce, rest) as port:
-        assert probe_node("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+        assert _probe(port) == SILENT
 
 
 def test_an_answer_that_was_changed_on_its_way_is_believed_by_nobody(server: ProbeServer) -> None:
-    def meddle() -> None:
-        client, _ = listener.accept()
-        with client, socket.create_connection((LOCAL, server.port), timeout=PATIENCE) as line:
+    def meddle(client: socket.socket) -> None:
+        with socket.create_connection((LOCAL, server.port), timeout=PATIENCE) as line:
             line.sendall(client.recv(4096))
             client.sendall(line.recv(NONCE, socket.MSG_WAITALL))
             line.sendall(client.recv(4096))
             proof = line.recv(PROOF, socket.MSG_WAITALL)
             client.sendall(proof + line.recv(4096).replace(b'"step": 100', b'"step": 900'))
 
-    with socket.create_server((LOCAL, 0)) as listener:
-        thread = threading.Thread(target=meddle, daemon=True)
-        thread.start()
-        assert probe_node("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
-        thread.join(PATIENCE)
+    with _port_of(meddle) as port:
+        assert _probe(port) == SILENT
 
 
 def test_what_another_program_says_is_no_proof_of_a_death() -> None:
     with _says(b"220 mail.example.org ESMTP, at your service, with a long greeting\r\n") as port:
-        assert probe_node("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+        assert _probe(port) == SILENT
     with _says(new_nonce(), new_nonce() + b'{"node": ""}\n') as port:
-        assert probe_node("a", LOCAL, port, PATIENCE, SECRET) == SILENT
+        assert _probe(port) == SILENT
 
 
 def test_who_repeats_what_it_hears_is_not_taken_for_alive() -> None:
-    def echo() -> None:
-        client, _ = listener.accept()
-        with client:
-            for _ in range(2):
-                client.sendall(client.recv(4096))
+    def echo(client: socket.socket) -> None:
+        for _ in range(2):
+            client.sendall(client.recv(4096))
 
-    with socket.create_server((LOCAL, 0)) as listener:
-        thread = threading.Thread(target=echo, daemon=True)
-        thread.start()
-        assert probe_node("a", LOCAL, listener.getsockname()[1], PATIENCE, SECRET) == SILENT
-        thread.join(PATIENCE)
+    with _port_of(echo) as port:
+        assert _probe(port) == SILENT
 
 
 def test_a_question_has_a_limit(server: ProbeServer) -> None:
     with socket.create_connection((LOCAL, server.port), timeout=PATIENCE) as client:
-        try:
+        with suppress(ConnectionError):  # it hung up while we still spoke
             client.sendall(b"x" * 1_000_000 + b"\n")
             while client.recv(4096):
                 pass
-        except ConnectionError:
-            pass  # it hung up while we still spoke
-    assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+    assert _probe(server.port) == ALIVE
 
 
 def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServer) -> None:
@@ -223,17 +217,14 @@ def test_slow_clients_are_in_nobodys_way_and_have_one_deadline(server: ProbeServ
         over = threading.Event()
 
         def drip() -> None:
-            try:
-                while not over.is_set():
+            with suppress(OSError):
+                while not over.wait(0.2):
                     slow.sendall(b"x")
-                    over.wait(0.2)
-            except OSError:
-                pass
 
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
         try:
-            assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
+            assert _probe(server.port) == ALIVE
             # Each byte came in time; all of them together did not.
             with suppress(ConnectionError):
                 assert slow.recv(1) == b""
@@ -246,14 +237,12 @@ def test_however_many_clients_hold_the_line_others_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MOST_CLIENTS", 8)
-    server = _serving(lambda: {"node": "a"}, patience=600.0)
-    held = [socket.create_connection((LOCAL, server.port), timeout=PATIENCE) for _ in range(40)]
-    try:
-        assert probe_node("a", LOCAL, server.port, PATIENCE, SECRET) == ALIVE
-    finally:
-        for client in held:
-            client.close()
-        server.close()
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(_serving(lambda: {"node": "a"}, patience=600.0)))
+        for _ in range(40):
+            where = LOCAL, server.port
+            stack.enter_context(socket.create_connection(where, timeout=PATIENCE))
+        assert _probe(server.port) == ALIVE
 
 
 class _Asked:
@@ -318,11 +307,7 @@ def test_a_prober_that_is_closed_leaves_nothing() -> None:
         silent.accept()[0].close()
         asked.close()
     asked.prober.probe("a", LOCAL, 1, SECRET)  # comes to nothing
-    deadline = time.monotonic() + PATIENCE
-    wait_for(
-        lambda: {thread.name for thread in threading.enumerate()} <= before,
-        deadline - time.monotonic(),
-        "the end of its thread",
-    )
+    threads = threading.enumerate
+    wait_for(lambda: {one.name for one in threads()} <= before, PATIENCE, "the end of its thread")
     found = [asked.found.get() for _ in range(asked.found.qsize())]
     assert ("a", REFUSED) not in found

@@ -1,23 +1,28 @@
-"""The HTTP server for figures and probes, over real sockets, with clients that mean no good."""
+"""Where a node listens, and the HTTP server for figures and probes; clients mean no good."""
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.config import Endpoint
+from elastic_runtime.rendezvous.node_address import own_address
 from elastic_runtime.system.http_server import Answer, HttpServerThread
+from elastic_runtime.system.listening import Where, listen, stop_listening, way_to, where_reached
 from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 LOCAL = "127.0.0.1"
 PATIENCE = 60.0  # of a test
@@ -31,11 +36,21 @@ def answer(path: str) -> Answer:
     return Answer(HTTPStatus.OK, f"you asked for {path}\n".encode())
 
 
+def serving(patience: float) -> closing[HttpServerThread]:
+    return closing(HttpServerThread(LOCAL, 0, answer, patience=patience))
+
+
 @pytest.fixture
 def server() -> Iterator[HttpServerThread]:
-    server = HttpServerThread(LOCAL, 0, answer, patience=SHORT)
-    yield server
-    server.close()
+    with serving(SHORT) as server:
+        yield server
+
+
+@pytest.fixture
+def patient() -> Iterator[HttpServerThread]:
+    """No client of this server is ever cut off by the clock."""
+    with serving(3600.0) as server:
+        yield server
 
 
 def connect(port: int) -> socket.socket:
@@ -51,11 +66,9 @@ def say(port: int, data: bytes) -> bytes:
 
 def everything(line: socket.socket) -> bytes:
     said = b""
-    try:
+    with suppress(ConnectionResetError):
         while part := line.recv(65536):
             said += part
-    except ConnectionResetError:
-        pass
     return said
 
 
@@ -111,31 +124,22 @@ def test_an_odd_request_is_answered_and_shown_nowhere(
 
 
 @pytest.mark.parametrize("data", [b"", b"GET /x HT", b"GET /x HTTP/1.1\r\nHost: a\r\n"])
-def test_half_a_request_is_cut_off_and_keeps_nobody_waiting(data: bytes) -> None:
-    # No client of this server is ever cut off by the clock.
-    patient = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    try:
-        with connect(patient.port) as half:
-            half.sendall(data)
-            assert get(patient.port, "/x")[0] == 200
-    finally:
-        patient.close()
-    short = HttpServerThread(LOCAL, 0, answer, patience=SHORT)
-    try:
-        assert say(short.port, data) == b""
-    finally:
-        short.close()
+def test_half_a_request_is_cut_off_and_keeps_nobody_waiting(
+    server: HttpServerThread, patient: HttpServerThread, data: bytes
+) -> None:
+    with connect(patient.port) as half:
+        half.sendall(data)
+        assert get(patient.port, "/x")[0] == 200
+    assert say(server.port, data) == b""
 
 
 def test_a_client_that_says_a_byte_now_and_then_is_cut_off(server: HttpServerThread) -> None:
     over = threading.Event()
 
     def trickle(line: socket.socket) -> None:
-        while not over.wait(0.02):
-            try:
+        with suppress(OSError):
+            while not over.wait(0.02):
                 line.sendall(b"a")
-            except OSError:
-                return
 
     with connect(server.port) as line:
         teller = threading.Thread(target=trickle, args=(line,))
@@ -158,29 +162,24 @@ def test_a_client_that_goes_on_after_its_request_is_cut_off(
     assert capfd.readouterr() == ("", "")
 
 
-def test_many_that_say_nothing_keep_nobody_waiting() -> None:
-    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    try:
-        with ExitStack() as lines:
-            for _ in range(200):
-                lines.enter_context(connect(server.port))
-            assert get(server.port, "/x")[0] == 200
-    finally:
-        server.close()
+def test_many_that_say_nothing_keep_nobody_waiting(patient: HttpServerThread) -> None:
+    with ExitStack() as lines:
+        for _ in range(200):
+            lines.enter_context(connect(patient.port))
+        assert get(patient.port, "/x")[0] == 200
 
 
-def test_there_are_never_too_many_clients(capfd: pytest.CaptureFixture[str]) -> None:
-    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    try:
-        with ExitStack() as lines:
-            held = [lines.enter_context(connect(server.port)) for _ in range(300)]
-            # What is too much is cut off without the clock.
-            processes.wait_for(
-                lambda: len(select.select(held, [], [], 0)[0]) == 300 - 256, PATIENCE, "an end"
-            )
-        processes.wait_for(lambda: _answers(server.port), PATIENCE, "room for others")
-    finally:
-        server.close()
+def test_there_are_never_too_many_clients(
+    patient: HttpServerThread, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as lines:
+        held = [lines.enter_context(connect(patient.port)) for _ in range(300)]
+        # What is too much is cut off without the clock.
+        processes.wait_for(
+            lambda: len(select.select(held, [], [], 0)[0]) == 300 - 256, PATIENCE, "an end"
+        )
+    processes.wait_for(lambda: _answers(patient.port), PATIENCE, "room for others")
+    patient.close()
     assert capfd.readouterr() == ("", "")
 
 
@@ -191,17 +190,16 @@ def _answers(port: int) -> bool:
         return False
 
 
-def test_after_the_end_nothing_listens_and_nobody_is_left() -> None:
-    server = HttpServerThread(LOCAL, 0, answer, patience=3600.0)
-    with connect(server.port) as line:
+def test_after_the_end_nothing_listens_and_nobody_is_left(patient: HttpServerThread) -> None:
+    with connect(patient.port) as line:
         line.sendall(b"GET /x")
-        assert get(server.port, "/x")[0] == 200  # it has taken the first one as well, by now
-        server.close()
+        assert get(patient.port, "/x")[0] == 200  # it has taken the first one as well, by now
+        patient.close()
         assert everything(line) == b""
     with pytest.raises(ConnectionRefusedError):
-        connect(server.port)
+        connect(patient.port)
     assert "metrics-server" not in {thread.name for thread in threading.enumerate()}
-    server.close()
+    patient.close()
 
 
 def test_who_connects_at_the_last_moment_is_not_left_waiting() -> None:
@@ -228,11 +226,78 @@ def test_it_listens_at_addresses_of_ipv6(host: str) -> None:
         server = HttpServerThread(host, 0, answer)
     except OSError:
         pytest.skip("this machine has no IPv6")
-    try:
+    with closing(server):
         with socket.create_connection(("::1", server.port), timeout=PATIENCE) as line:
             line.sendall(b"GET /x HTTP/1.0\r\n\r\n")
             assert everything(line).startswith(b"HTTP/1.1 200 ")
-        if host == "::":
-            assert get(server.port, "/x")[0] == 200  # and at those of IPv4
-    finally:
-        server.close()
+        assert host == "::1" or get(server.port, "/x")[0] == 200  # and at those of IPv4
+
+
+# ---------------------------------------------------------------- where a node listens
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.3"])
+def test_it_listens_at_its_own_address_only(address: str) -> None:
+    where = where_reached(address)
+    assert (where.address, where.why) == (address, "")
+    assert where.loopback
+    with where.listen() as listener:
+        port = listener.getsockname()[1]
+        assert way_to(listener) == address
+        socket.create_connection((address, port), timeout=20).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("192.0.2.1", "no address of this machine"),  # as behind a NAT
+        ("2001:db8::1", "no address of this machine"),
+        (socket.gethostname(), "is a name"),
+    ],
+)
+def test_where_that_cannot_be_it_listens_everywhere_and_says_why(address: str, why: str) -> None:
+    where = where_reached(address)
+    assert where.address == ""
+    assert why in where.why
+    with where.listen() as listener:
+        port = listener.getsockname()[1]
+        for one in (way_to(listener), "127.0.0.2"):
+            socket.create_connection((one, port), timeout=20).close()
+
+
+def test_where_the_address_was_lost_it_listens_everywhere() -> None:
+    with Where("192.0.2.1").listen() as listener:
+        assert way_to(listener) == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            Where("127.0.0.1").listen(listener.getsockname()[1])
+
+
+def test_a_loopback_by_name_is_one_address() -> None:
+    assert own_address("localhost", Endpoint("etcd", ("192.0.2.1:2379",))) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_who_connects_while_a_server_stops_is_taken_or_refused(turns: int) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+        await writer.wait_closed()
+
+    async def heard() -> bytes:
+        listener = listen("127.0.0.1")
+        where = listener.getsockname()
+        server = await asyncio.start_server(greet, sock=listener)
+        with socket.create_connection(where, timeout=20) as line:
+            for _ in range(turns):  # after some of them it has been accepted, and is not served yet
+                await asyncio.sleep(0)
+            await stop_listening(server)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(where, timeout=20)
+            try:
+                return await asyncio.to_thread(line.recv, 5)
+            except ConnectionResetError:
+                return b"refused"
+
+    assert asyncio.run(heard()) in (b"hello", b"refused")

@@ -1,8 +1,9 @@
-"""What a broken round costs the job."""
+"""What a broken round costs the job, and which report says why it broke."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,8 @@ from elastic_runtime.protocol.records import (
     FaultReport,
 )
 from elastic_runtime.protocol.round_records import Budget
-from elastic_runtime.rendezvous.core.formation.failure_budget import assess, root_cause
+from elastic_runtime.rendezvous.core.formation.failure_budget import RoundCost, assess, root_cause
+from elastic_runtime.rendezvous.core.formation.retry_rules import USAGE
 
 KINDS = (FAILED, KILLED, LOST, START, ASKED, PLANNED)
 
@@ -33,6 +35,14 @@ def _fault(kind: str, **fields: object) -> FaultReport:
 ERROR = _fault(FAILED, signature="ValueError: x", reason="ValueError: x", step=7)
 ECHO = _fault(FAILED, consequence=True, reason="connection reset by peer", step=7)
 TOLD = _fault(PLANNED, step=7)
+
+
+def judged(budget: Budget, count: int, *reports: FaultReport, planned: bool = False) -> RoundCost:
+    """Judges the same round so many times in a row."""
+    for _ in range(count):
+        verdict = assess(budget, reports, members=2, max_restarts=3, planned=planned)
+        budget = verdict.budget
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -61,19 +71,14 @@ def test_a_round_costs_what_its_cause_costs(
         assert not verdict.ends
 
 
-def test_progress_makes_up_for_fruitless_rounds() -> None:
+def test_progress_makes_up_for_fruitless_rounds_and_a_planned_change_is_none() -> None:
     budget = Budget(best_step=50, fruitless=4)
     for report in (replace(ECHO, step=51), _fault(ASKED, step=51), replace(TOLD, step=51)):
         verdict = assess(budget, [report], members=2, max_restarts=3)
         assert (verdict.budget.fruitless, verdict.budget.best_step) == (0, 51)
-        assert not verdict.ends
-        assert verdict.delay == 0.0
-
-
-def test_a_planned_change_is_not_fruitless_either() -> None:
-    verdict = assess(Budget(best_step=50, fruitless=4), [TOLD], members=2, max_restarts=3)
-    assert verdict.budget.fruitless == 4
-    assert not verdict.ends
+        assert (verdict.ends, verdict.delay) == (False, 0.0)
+    verdict = assess(budget, [TOLD], members=2, max_restarts=3)
+    assert (verdict.ends, verdict.budget.fruitless) == (False, 4)
 
 
 @pytest.mark.parametrize(
@@ -105,27 +110,24 @@ def test_inner_steps_that_ranks_keep_are_progress(kind: str) -> None:
 
 
 def test_rounds_that_end_at_the_same_inner_step_are_fruitless() -> None:
-    budget = Budget(best_step=3)
-    ends = []
-    for _ in range(MAX_FRUITLESS_ROUNDS + 1):
-        verdict = assess(budget, [_fault(KILLED, step=3, inner=5)], members=2, max_restarts=0)
-        ends.append(verdict.ends)
-        budget = verdict.budget
+    before, killed = Budget(best_step=3), _fault(KILLED, step=3, inner=5)
+    ends = [judged(before, count, killed).ends for count in range(1, MAX_FRUITLESS_ROUNDS + 2)]
     assert ends == [False] * MAX_FRUITLESS_ROUNDS + [True]
 
 
-def test_a_higher_step_is_progress_however_few_inner_steps_follow_it() -> None:
-    before = Budget(best_step=3, best_inner=90, fruitless=4)
-    verdict = assess(before, [_fault(KILLED, step=4, inner=1)], members=2, max_restarts=0)
-    assert verdict.budget.fruitless == 0
-    assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
-
-
-def test_inner_steps_after_a_lower_step_are_no_progress() -> None:
-    before = Budget(best_step=4, best_inner=1)
-    verdict = assess(before, [_fault(KILLED, step=3, inner=90)], members=2, max_restarts=0)
-    assert verdict.budget.fruitless == 1
-    assert (verdict.budget.best_step, verdict.budget.best_inner) == (4, 1)
+@pytest.mark.parametrize(
+    ("reached", "before", "after"),
+    [
+        ((4, 1), Budget(best_step=3, best_inner=90), (4, 1, 0)),  # however few inner steps follow
+        ((3, 90), Budget(best_step=4, best_inner=1), (4, 1, 1)),
+    ],
+)
+def test_a_higher_step_is_progress_and_inner_steps_after_a_lower_one_are_none(
+    reached: tuple[int, int], before: Budget, after: tuple[int, int, int]
+) -> None:
+    killed = _fault(KILLED, step=reached[0], inner=reached[1])
+    budget = assess(before, [killed], members=2, max_restarts=0).budget
+    assert (budget.best_step, budget.best_inner, budget.fruitless) == after
 
 
 @pytest.mark.parametrize(
@@ -145,13 +147,9 @@ def test_inner_steps_make_up_for_fruitless_rounds_whatever_ended_the_round(
 
 def test_waiting_for_a_worker_that_has_no_room_is_no_progress() -> None:
     refused = _fault(START, signature=LACKS_RESOURCES, lifetime=200.0)
-    budget = Budget()
-    for _ in range(MAX_FRUITLESS_ROUNDS - 1):
-        verdict = assess(budget, [refused, replace(TOLD, step=-1)], members=2, max_restarts=0)
-        assert not verdict.ends
-        assert verdict.budget.failures == 0
-        budget = verdict.budget
-    assert assess(budget, [refused], members=2, max_restarts=0).ends
+    waiting = judged(Budget(), MAX_FRUITLESS_ROUNDS - 1, refused, replace(TOLD, step=-1))
+    assert (waiting.ends, waiting.budget.failures) == (False, 0)
+    assert judged(waiting.budget, 1, refused).ends
 
 
 reports = st.builds(
@@ -196,13 +194,9 @@ def test_the_cause_does_not_depend_on_the_order(broken: list[FaultReport], chanc
     mixed = list(broken)
     chance.shuffle(mixed)  # type: ignore[attr-defined]
     one, other = root_cause(broken), root_cause(mixed)
-    assert one is not None
-    assert other is not None
-    assert (one.kind, one.consequence, one.lifetime) == (
-        other.kind,
-        other.consequence,
-        other.lifetime,
-    )
+    assert one is not None and other is not None
+    tells = attrgetter("kind", "consequence", "lifetime")
+    assert tells(one) == tells(other)
     own = [report for report in broken if report.kind != PLANNED and not report.consequence]
     assert not own or one in own
 
@@ -217,3 +211,36 @@ def test_a_job_that_never_gets_anywhere_ends(kinds: list[str]) -> None:
             return
         budget = verdict.budget
     assert sum(kind not in (ASKED, PLANNED) for kind in kinds) < MAX_FRUITLESS_ROUNDS
+
+
+# ---------------------------------------------------------------- causes
+
+PEER_LOST = FaultReport(1, FAILED, "lost a peer", signature="RuntimeError", consequence=True)
+BYSTANDER = FaultReport(1, PLANNED, "called back")
+
+
+def test_a_node_that_was_called_back_does_not_hide_the_echo_that_broke_the_round() -> None:
+    verdict = assess(Budget(), (BYSTANDER, PEER_LOST), members=2, max_restarts=3)
+    assert verdict.cause == PEER_LOST
+    assert verdict.budget.fruitless == 1
+    assert judged(Budget(), MAX_FRUITLESS_ROUNDS, BYSTANDER, PEER_LOST).ends
+
+
+def test_echoes_in_a_planned_change_are_part_of_it() -> None:
+    verdict = judged(Budget(), 20, BYSTANDER, PEER_LOST, planned=True)
+    assert not verdict.ends
+    assert (verdict.budget.fruitless, verdict.budget.planned) == (0, 20)
+
+
+def test_an_own_failure_in_a_planned_change_is_a_failure() -> None:
+    own = replace(PEER_LOST, consequence=False, signature="ValueError: x")
+    assert assess(Budget(), (BYSTANDER, own), members=2, max_restarts=3, planned=True).free is False
+
+
+def test_a_mistake_of_the_users_explains_all_that_followed() -> None:
+    usage = FaultReport(4, FAILED, "commit() outside", signature=f"{USAGE}commit()", lifetime=9.0)
+    crash = FaultReport(4, FAILED, "a worker was killed", lifetime=0.5)
+    echo = FaultReport(4, FAILED, "Connection closed by peer", consequence=True, lifetime=0.1)
+    assert root_cause([crash, echo, usage]) is usage
+    assert root_cause([echo, crash]) is crash
+    assert root_cause([]) is None

@@ -7,14 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_runtime.limits import MAX_FRUITLESS_ROUNDS
-from elastic_runtime.protocol.records import (
-    FAILED,
-    KILLED,
-    LOST,
-    PLANNED,
-    START,
-    FaultReport,
-)
+from elastic_runtime.protocol.records import FAILED, KILLED, LOST, PLANNED, START, FaultReport
 from elastic_runtime.protocol.round_records import Budget
 from elastic_runtime.rendezvous.core.formation.failure_budget import assess
 from elastic_runtime.rendezvous.core.formation.retry_rules import (

@@ -60,21 +60,20 @@ def test_a_promise_counts_from_when_its_tick_was_sent() -> None:
     assert not ballot.has_quorum(10.0 + PROMISE)
 
 
-def test_who_dies_while_its_promise_holds_counts_no_more() -> None:
-    ballot = heard(ballot_of(A, B, C), 10.0, A, B, C)
-    for gone in (B, C):
-        ballot = succession.voter_disconnected(ballot, gone.id, 11.0, goodbye=False, silently=True)
-    assert heard(ballot, 20.0, A).has_quorum(20.0)
-
-
-@pytest.mark.parametrize(("now", "silently"), [(11.0, False), (10.0 + PROMISE, True)])
-def test_who_parts_or_is_long_silent_still_counts(now: float, silently: bool) -> None:
+@pytest.mark.parametrize(
+    ("now", "silently", "counts"),
+    [(11.0, True, False), (11.0, False, True), (10.0 + PROMISE, True, True)],
+    ids=["dies", "parts", "has long been silent"],
+)
+def test_who_dies_while_its_promise_holds_counts_no_more(
+    now: float, silently: bool, counts: bool
+) -> None:
     ballot = heard(ballot_of(A, B, C), 10.0, A, B, C)
     for gone in (B, C):
         ballot = succession.voter_disconnected(
             ballot, gone.id, now, goodbye=False, silently=silently
         )
-    assert not heard(ballot, 20.0, A).has_quorum(20.0)
+    assert heard(ballot, 20.0, A).has_quorum(20.0) is not counts
 
 
 def test_most_of_the_former_list_are_needed_until_all_of_it_know_the_new_one() -> None:
