@@ -25,6 +25,7 @@ def endpoint(etcd: EtcdServer) -> str:
     return f"etcd://{etcd.endpoint}"
 
 
+@pytest.mark.golden("on etcd with checkpoints: a worker is killed")
 def test_a_worker_is_killed(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(2, 2)) as cluster:
         _, victim = cluster.start(2)
@@ -38,6 +39,7 @@ def test_a_worker_is_killed(tmp_path: Path, endpoint: str) -> None:
         assert cluster.round == 2
 
 
+@pytest.mark.golden("on etcd with checkpoints: a node is killed")
 def test_an_agent_is_killed(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 3)) as cluster:
         victim = cluster.start(3)[0]
@@ -50,6 +52,7 @@ def test_an_agent_is_killed(tmp_path: Path, endpoint: str) -> None:
         assert cluster.exit_codes() == {EXIT_DONE, -9}
 
 
+@pytest.mark.golden("on etcd with checkpoints: a node joins")
 def test_a_node_joins(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 2), options=_QUICK) as cluster:
         cluster.start()
@@ -62,6 +65,7 @@ def test_a_node_joins(tmp_path: Path, endpoint: str) -> None:
         assert cluster.exit_codes() == {EXIT_DONE}
 
 
+@pytest.mark.golden("on etcd with checkpoints: a node gets SIGTERM")
 def test_a_node_is_asked_to_leave(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 2)) as cluster:
         leaver, _ = cluster.start(2)
@@ -85,6 +89,7 @@ def test_a_node_falls_silent(tmp_path: Path, endpoint: str) -> None:
         cluster.finish()
 
 
+@pytest.mark.golden("training goes on while etcd is away")
 def test_etcd_is_away_for_20_seconds(tmp_path: Path, new_etcd: NewEtcd) -> None:
     server = new_etcd()
     endpoint = f"etcd://{server.endpoint}"

@@ -75,6 +75,7 @@ def _job(ctl: Ctl) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.golden("elasticctl status")
 def test_status_asks_the_nodes_too(store: Store, ctl: Ctl) -> None:
     probe = ProbeServer("127.0.0.1", lambda: {"node": "a1", "step": 47}, lambda: SECRET)
     other = ProbeServer("127.0.0.1", lambda: {"node": "another life", "step": 99}, lambda: SECRET)
@@ -151,6 +152,7 @@ def test_runs_lists_every_run_under_the_prefix(
     assert "other.py" in ctl("runs")[1]
 
 
+@pytest.mark.golden("elasticctl scale")
 def test_scale_changes_the_present_bounds_only(store: Store, ctl: Ctl) -> None:
     _write(store, job=JOB, nodes__a1=NODE)
     assert ctl("scale", "--max", "5")[:2] == (0, "run run: 1 to 5 nodes\n")

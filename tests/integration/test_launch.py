@@ -83,6 +83,7 @@ def run(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.golden("elastic_runtime.launch returns the values of the ranks")
 def test_values_come_back_by_rank(tmp_path: Path) -> None:
     done = run(tmp_path, "square")
     assert done.returncode == 0, done.stderr

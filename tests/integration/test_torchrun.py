@@ -158,6 +158,7 @@ def test_a_lost_node_and_a_new_one_are_noticed(agents_on: MakeAgents, etcd: Etcd
     assert agents.ends("d") != 0
 
 
+@pytest.mark.golden("our rendezvous under plain torchrun")
 def test_a_node_that_gives_up_ends_the_job_for_all(agents_on: MakeAgents) -> None:
     agents = agents_on("elastic-c10d", f"127.0.0.1:{free_port()}")
     agents.start("a", nodes="2")

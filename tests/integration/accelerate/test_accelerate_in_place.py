@@ -18,9 +18,13 @@ from tests.integration.trainers.scenarios import (
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
+_GOLDEN = pytest.param("usual", marks=pytest.mark.golden("Accelerate in place"))
 
 
-@pytest.mark.parametrize("kind", ["usual", "accumulated", "bf16"])
+@pytest.mark.parametrize(
+    "kind",
+    [_GOLDEN, "accumulated", "bf16"],
+)
 def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
     with AccelerateJob(tmp_path, kind=kind) as job:
         lose_workers_and_a_node(job, ROUGHLY if kind == "bf16" else 1e-5)

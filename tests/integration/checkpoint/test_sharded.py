@@ -79,6 +79,7 @@ def test_plain_dcp_reads_what_four_ranks_have_written(tmp_path: Path, sharded: b
     assert found == [values for values in ours[1] if len(values) > 1]
 
 
+@pytest.mark.golden("sharded checkpoints go to any world")
 def test_shards_go_to_any_world_and_to_a_replicated_model(tmp_path: Path) -> None:
     values(run_ranks(3, life, tmp_path, True, 2))
     two = values(run_ranks(2, life, tmp_path, True, 0))

@@ -200,6 +200,7 @@ def resumed(path: Path) -> tuple[int, float]:
     return ckpt.resume(), model.weight[0, 0].item()
 
 
+@pytest.mark.golden("damage is found, and the older one taken")
 def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(tmp_path: Path) -> None:
     values(run_ranks(2, save_steps, tmp_path, 1, 2))
     checkpoint = tmp_path / "step-2.term-1"

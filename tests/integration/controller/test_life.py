@@ -6,6 +6,8 @@ import json
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import BUDGET, JOB, POD, SERVICE
 
@@ -34,6 +36,7 @@ def scale(cluster: FakeCluster, replicas: int, job: str = "digits") -> None:
         assert answer.status == 200
 
 
+@pytest.mark.golden("the controller: a job comes up")
 def test_a_job_comes_up(cluster: FakeCluster, running: Run) -> None:
     job = running(replicas=3)
 
@@ -70,6 +73,7 @@ def test_the_job_itself_is_left_as_the_user_wrote_it(cluster: FakeCluster, runni
     assert "finalizers" not in job["metadata"]
 
 
+@pytest.mark.golden("the controller: a pod is replaced")
 def test_a_pod_that_vanishes_is_replaced(cluster: FakeCluster, running: Run) -> None:
     running()
     lost = cluster.pods("digits")["digits-worker-1"]["metadata"]["uid"]
@@ -153,6 +157,7 @@ def test_a_preempted_pod_is_replaced_and_not_counted(cluster: FakeCluster, runni
     assert cluster.condition("digits", "Failed").get("status") != "True"
 
 
+@pytest.mark.golden("the controller: suspend and resume")
 def test_suspending_takes_all_pods_and_resuming_brings_them_back(
     cluster: FakeCluster, running: Run
 ) -> None:
@@ -219,6 +224,7 @@ def test_a_deadline_ends_a_job_that_still_runs(cluster: FakeCluster, running: Ru
     assert cluster.condition("digits", "Failed")["reason"] == "DeadlineExceeded"
 
 
+@pytest.mark.golden("the controller: a job is deleted")
 def test_deleting_a_job_leaves_nothing_behind(cluster: FakeCluster, running: Run) -> None:
     running()
     running("other")

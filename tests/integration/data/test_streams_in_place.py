@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 FORGOTTEN = """
+import pytest
+
 import torch
 import elastic_runtime as elastic
 
@@ -77,6 +79,7 @@ def test_a_stream_that_is_trained_on_and_not_in_the_state_is_named(tmp_path: Pat
     assert "write State(…, stream=stream)" in text
 
 
+@pytest.mark.golden("a stream in place: a worker is killed")
 def test_a_stream_for_validation_goes_on_in_the_next_world(tmp_path: Path) -> None:
     nodes = ("-m", "elastic_runtime", "--local-nodes", "2", "--min", "1")
     code, text = ran(tmp_path, VALIDATION, *nodes)

@@ -6,6 +6,8 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from tests import processes
 from tests.integration.diloco.replica_job import BATCH
@@ -66,6 +68,7 @@ def test_a_node_leaves_at_once_while_another_one_waits_to_join(
         job.check_alike(2)
 
 
+@pytest.mark.golden("DiLoCo: a job that is stopped has saved all")
 def test_a_job_that_is_stopped_has_saved_all_that_was_trained(tmp_path: Path) -> None:
     with Replicas(tmp_path, "--nproc-per-node=2", sync_every=FAR, saves=True, size=SIZE) as job:
         job.together(2, inner=10)

@@ -82,6 +82,7 @@ def _beside(work: Callable[[], None]) -> Iterator[None]:
     thread.join()
 
 
+@pytest.mark.golden("etcd is killed and restarted")
 def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: NewEtcd) -> None:
     server = new_etcd()
     with Listening(server.endpoint) as reader, Listening(server.endpoint, reader.run_id) as wide:

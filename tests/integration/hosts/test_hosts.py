@@ -7,6 +7,8 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.errors import EXIT_LEFT
 from tests import processes
 from tests.integration.in_place.job import ELASTIC_RUN, Job
@@ -56,6 +58,7 @@ def test_hosts_come_and_go(machines: SshMachines, tmp_path: Path) -> None:
         job.finish()
 
 
+@pytest.mark.golden("--hosts: a machine dies and comes back")
 def test_a_machine_that_dies_is_taken_up_when_it_is_back(
     machines: SshMachines, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.errors import EXIT_USAGE
 from tests.integration.in_place.job import Job
 
@@ -46,6 +48,7 @@ def _break_between_optimizers(job: Job) -> tuple[int, int]:
     return died["step"], before[0].round
 
 
+@pytest.mark.golden("in place: a half-done step is undone")
 def test_with_a_shadow_a_half_done_step_is_undone(tmp_path: Path) -> None:
     with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="shadow") as job:
         step, number = _break_between_optimizers(job)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.golden("in place: one of several workers of a node dies")
 def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     environ = {"TMPDIR": str(tmp_path / "tmp")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from elastic_runtime.errors import EXIT_LEFT
 from tests.integration.in_place.job import Job
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.golden("elasticctl scale, in place")
 def test_the_job_is_scaled_down_and_up_in_the_same_processes(tmp_path: Path) -> None:
     with Job(tmp_path, "steps.py", "--local-nodes", "2", "--min", "1") as job:
         before = job.ranks(2)

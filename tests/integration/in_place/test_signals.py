@@ -40,6 +40,7 @@ def test_a_job_whose_processes_all_get_sigterm_saves_a_common_step(
             assert not job.events(name), job.story()
 
 
+@pytest.mark.golden("in place: SIGTERM to all processes of a node")
 def test_the_others_go_on_when_all_processes_of_one_node_get_sigterm(tmp_path: Path) -> None:
     with Job(tmp_path, "steps.py", "--local-nodes", "2", "--min", "1", seconds=0.1) as job:
         before = job.ranks(2)

@@ -6,6 +6,8 @@ import shlex
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ _HANG = 4.0
 _HANGS = ("--hang-timeout", str(_HANG))
 
 
+@pytest.mark.golden("in place: a worker hangs")
 def test_a_stopped_worker_is_replaced_and_a_busy_one_waited_for(tmp_path: Path) -> None:
     with Job(tmp_path, "steps.py", "--local-nodes", "3", "--min", "1") as job:
         before = job.ranks(3)

@@ -20,12 +20,13 @@ from tests.integration.trainers.trainer_job import TWO
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
+_GOLDEN = pytest.param("usual", marks=pytest.mark.golden("Lightning in place"))
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        "usual",
+        _GOLDEN,
         "accumulated",
         "manual",
         "often",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT
 from tests.etcd_server import free_port
 
@@ -65,6 +67,7 @@ def test_module_and_program(start: Start) -> None:
     )
 
 
+@pytest.mark.golden("arguments as for torchrun")
 def test_arguments_as_for_torchrun(start: Start) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     line = f"--nproc_per_node=1 --nnodes=2 --rdzv_endpoint={endpoint} --rdzv_backend=c10d"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.slurm_cluster import SlurmCluster
 
 
+@pytest.mark.golden("Slurm: a node is killed")
 def test_a_killed_agent_does_not_make_the_job_fail(slurm: SlurmCluster, tmp_path: Path) -> None:
     with SlurmJob(slurm, tmp_path, "--nodes=4", steps=150) as job:
         job.wait_for_steps(4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests import processes
 from tests.integration.snapshots.job import Job
 
@@ -22,6 +24,7 @@ def resumed(job: Job, number: int) -> str:
     return str(event["source"])
 
 
+@pytest.mark.golden("snapshots in memory: workers and a node die")
 def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 2) as job:
         job.go()

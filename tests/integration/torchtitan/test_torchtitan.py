@@ -15,8 +15,10 @@ from tests.integration.trainers.scenarios import restart_in_other_worlds
 if TYPE_CHECKING:
     from pathlib import Path
 
+_GOLDEN = pytest.param("usual", marks=pytest.mark.golden("torchtitan"))
 
-@pytest.mark.parametrize("kind", ["usual", "packed"])
+
+@pytest.mark.parametrize("kind", [_GOLDEN, "packed"])
 def test_a_job_that_loses_a_worker_and_a_node(tmp_path: Path, kind: str) -> None:
     with TitanJob(tmp_path, kind=kind) as job:
         restart_in_other_worlds(job)

@@ -16,10 +16,20 @@ from tests.integration.transformers.hf_job import HuggingFaceJob
 
 # bfloat16 has 8 bits: a share of a batch is rounded in another way than the whole.
 ROUGHLY = 0.02
+_GOLDEN = pytest.param("usual", marks=pytest.mark.golden("Hugging Face in place"))
 
 
 @pytest.mark.parametrize(
-    "kind", ["usual", "classified", "accumulated", "causal", "smoothed", "often", "sft"]
+    "kind",
+    [
+        _GOLDEN,
+        "classified",
+        "accumulated",
+        "causal",
+        "smoothed",
+        "often",
+        "sft",
+    ],
 )
 def test_a_job_that_loses_workers_and_a_node(tmp_path: Path, kind: str) -> None:
     with HuggingFaceJob(tmp_path, kind=kind) as job:
