@@ -9,24 +9,25 @@ from tests.mistakes.row import Mistake, table
 # What a value is not, and the options that are typed with one: --min='two' is not a whole number.
 _IS_NOT = {
     "a whole number": "--min two; --max 1.5; --max ''; --local-nodes x; --max-restarts lots; "
-    "--node-rank x; --master-port x; PET_MAX=x",
+    "--node-rank x; --master-port x; --max 1_000; PET_MAX=x",
     "a whole number, 0 or more": "--keep-logs -1",
     "a number": "--monitor-interval x",
     "a number of nodes (N or MIN:MAX)": "--nnodes 1:2:3; --nnodes a:b; --nnodes 1:",
     "a number of seconds above 0 (such as 2, 1.5, 30s or 10m)": "--lease-ttl soon; --lease-ttl 0; "
-    "--lease-ttl -3; --lease-ttl 5secs; --join-timeout 1w",
+    "--lease-ttl -3; --lease-ttl 5secs; --join-timeout 1w; --join-timeout 0; ELASTIC_LEASE_TTL=abc",
     "a number of seconds (such as 2, 1.5, 30s or 10m)": "--grace -1; --shutdown-timeout x; "
     "--hang-timeout never; --last-call -1; TORCH_ELASTIC_SHUTDOWN_TIMEOUT=x",
     "an amount of memory (such as 8GiB, 25% or 0)": "--snapshot-memory 8; --snapshot-memory 120%; "
     "--snapshot-memory lots",
     "a port (1 to 65535, or 0 for none)": "--metrics-port 70000; --metrics-port http; "
-    "TORCHELASTIC_HEALTH_CHECK_PORT=x; TORCHELASTIC_HEALTH_CHECK_PORT=99999",
+    "ELASTIC_METRICS_PORT=65536; TORCHELASTIC_HEALTH_CHECK_PORT=x; "
+    "TORCHELASTIC_HEALTH_CHECK_PORT=99999",
     "a switch (1 or 0, true or false)": "ELASTIC_COLD=maybe; PET_STANDALONE=perhaps",
     "a choice of streams (0, 1, 2, 3, or RANK:STREAMS pairs": "--redirects 4; --redirects a:b; "
     "--tee 9",
     "a list of local ranks (such as 0,1,2)": "--local-ranks-filter a",
     "a list of names of signals that can be handled": "--signals-to-handle SIGKILL; "
-    "--signals-to-handle SIGFOO; --signals-to-handle ''",
+    "--signals-to-handle SIGFOO; --signals-to-handle SIGTERM,SIGSTOP; --signals-to-handle ''",
     "a list of key=value pairs separated by commas": "--rdzv-conf a; --rdzv-conf =3",
     "a topology (such as zone/block/rack: up to 8 levels": "--node-topology zone//rack",
     "one of console, json, auto": "--log-format xml",
@@ -35,7 +36,8 @@ _IS_NOT = {
 }
 # What is said against a value: --min=0: a job needs at least one node.
 _REFUSED = {
-    "a job needs at least one node": "--min 0; --max 0; --max -1; --nnodes 0; ELASTIC_MAX=0",
+    "a job needs at least one node": "--min 0; --max 0; --max -1; --nnodes 0; --nnodes 0:2; "
+    "ELASTIC_MAX=0",
     "the minimum 3 is above the maximum 2 … raise the maximum": "--nnodes 3:2",
     "it must lie between 1 and the maximum of 1 nodes": "--node-unit 0",
     "it must lie between 1 and the 1 workers of a node": "--min-workers 3; --min-workers 0",
@@ -57,6 +59,8 @@ _BEFORE_A_SCRIPT = {
     "--min 3 --max 2": "--min=3 and --max=2: the minimum 3 is above the maximum 2 … raise the "
     "maximum",
     "--min 1 --nnodes 2": "--min=1 and --nnodes=2 say the same thing: keep one of them",
+    "--max 3 --nnodes 2": "--max=3 and --nnodes=2 say the same thing: keep one of them",
+    "ELASTIC_MAX=2 --min 3": "--min=3 and ELASTIC_MAX=2: the minimum 3 is above the maximum 2",
     "--node-unit 3 --max 2": "--node-unit=3: it must lie between 1 and the maximum of 2 nodes",
     "--config /dev/zero": "--config=/dev/zero is not a file of settings",
     "--grace 5 --shutdown-timeout 6": "--grace=5 and --shutdown-timeout=6 say the same thing: keep "
@@ -95,6 +99,7 @@ _BEFORE_A_SCRIPT = {
     "'empty.pw' is empty",
     "--rdzv-endpoint etcd://h --run-id x --etcd-password-file train.py": "--etcd-password-file "
     "'train.py' is empty",
+    "--etcd-password-file nowhere": "--etcd-password-file 'nowhere' cannot be read",
     "--rdzv-conf join_timeout=soon": "--rdzv-conf=join_timeout=soon: join_timeout='soon' is not a "
     "number of",
     "--rdzv-conf last_call_timeout=-1": "--rdzv-conf=last_call_timeout=-1: last_call_timeout='-1' "
@@ -152,14 +157,19 @@ _ENDPOINTS = {
 _WHOLE_LINES = {
     "": "which script? Name one, or a module with -m",
     "trian.py": "there is no script 'trian.py' in … did you mean 'train.py'?",
+    "no/such.py": "there is no script 'no/such.py': there is no directory … /no'",
     ".": "the script '.' is a directory: name a file in it, or a package with -m",
     "-m no.such.module": "there is no module 'no.such.module' on the path of",
     "-m pkg": "'pkg' is a package without a __main__: name one of its modules, as in -m",
     "-m pkg.nomain": "'pkg.nomain' is a package without a __main__: name one of its modules, as",
     "-m pkg.train.": "'pkg.train.' is no name of a module: write package.module, without .py",
+    "-m pkg.nothing": "there is no module 'pkg.nothing' on the path of",
+    "-m train.nothing": "there is no module 'train.nothing' on the path of",
+    "-m ''": "'' is no name of a module",
     "-m -x": "which script? Name one, or a module with -m",
     "--no-python nosuchprogram": "there is no program 'nosuchprogram' that can be run: give its "
     "path, or a",
+    "--no-python ./train.py": "there is no program './train.py' that can be run",
     "--no-python -m train": "--module and --no-python exclude each other: a module needs Python",
     "--max": "--max needs a value",
     "--max=3": "which script? Name one, or a module with -m",

@@ -27,7 +27,7 @@ FILES = {
     "train.py": "",
     "empty.pw": "",
     "adir/file": "",
-    "pkg/__init__.py": "",
+    "pkg/__init__.py": "raise SystemExit('it was imported just to look for a module')",
     "pkg/nomain/__init__.py": "",
     # Settings
     "syntax.toml": "max = \n",
