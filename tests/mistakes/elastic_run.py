@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.mistakes.row import Mistake, table
+from tests.mistakes.row import Mistake, lines, table
 
 # What a value is not, and the options that are typed with one: --min='two' is not a whole number.
 _IS_NOT = {
@@ -154,6 +154,24 @@ _ENDPOINTS = {
     "etcd://::1": "'::1' in the endpoint 'etcd://::1' is no host: an IPv6 address goes in",
     "'etcd://h/a b'": "the prefix 'a b' in the endpoint 'etcd://h/a b' can hold letters, digits",
 }
+# With a client in the place of ssh, which a machine may not have.
+_HOSTS = {
+    "--hosts f --discover g": "--hosts=f and --discover=g: give one of them",
+    "--hosts f --standalone": "--standalone is for nodes here, --hosts=f for other machines",
+    "--hosts f --local-nodes 2": "--local-nodes=2 is for nodes here, --hosts=f for other machines",
+    "--discover f --node-name a": "--node-name=a is for nodes here, --discover=f for other",
+    "--hosts f --node-topology z/r": "--node-topology=z/r is for nodes here, --hosts=f for other",
+    "--hosts f --slurm job": "--slurm=job and --hosts=f: a job has one kind of nodes",
+    "--hosts=": "--hosts is empty: it names a list of hosts",
+    "--discover=": "--discover is empty: it names a list of hosts",
+    "--hosts nosuch": "there is no 'nosuch' here: --hosts takes a file",
+    "--discover nosuch": "nosuch cannot be run: No such file or directory",
+    "--hosts /dev/zero": "/dev/zero is no file",
+    "--hosts empty.pw": "empty.pw lists no host",
+    "--hosts some.hosts --nnodes 2 --node-rank 0 --master-addr h": "--node-rank=0, "
+    "--master-addr=h: torchrun's",
+    "--hosts some.hosts --rdzv-backend etcd-v2": "--rdzv-backend=etcd-v2: torchrun's",
+}
 _WHOLE_LINES = {
     "": "which script? Name one, or a module with -m",
     "trian.py": "there is no script 'trian.py' in … did you mean 'train.py'?",
@@ -188,10 +206,9 @@ _WITHOUT_GPU = {
 def _each(found: dict[str, str], form: str) -> dict[str, str]:
     """What is typed, and what is said of its value, in this form."""
     said: dict[str, str] = {}
-    for why, lines in found.items():
-        for line in lines.split("; "):
-            option, value = re.split("[ =]", line, maxsplit=1)
-            said[line] = form.format(option, value.strip("'"), why)
+    for line, why in lines(found).items():
+        option, value = re.split("[ =]", line, maxsplit=1)
+        said[line] = form.format(option, value.strip("'"), why)
     return said
 
 
@@ -200,6 +217,7 @@ ELASTIC_RUN: tuple[Mistake, ...] = (
     *table(_each(_REFUSED, "{}={}: {}"), script=" train.py"),
     *table(_BEFORE_A_SCRIPT, script=" train.py"),
     *table(_ENDPOINTS, before="--rdzv-endpoint ", script=" --run-id x train.py"),
+    *table(_HOSTS, before="--ssh sh ", script=" train.py"),
     *table(_WHOLE_LINES),
     *table(_WITHOUT_GPU, script=" train.py", without_gpu=True),
 )

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from tests.mistakes.row import Mistake, table
+from tests.mistakes.row import Mistake, lines, table
 
 _USAGE = {
-    "stauts": "No such command 'stauts'. Did you mean 'status'?",
+    "stauts": "No such command 'stauts'. Did you mean 'status'? (elasticctl --help tells more)",
     "status --rn x": "No such option '--rn'. Did you mean '--run-id'?",
-    "status": "which job? Name one of the cluster (elasticctl jobs lists them), or the",
-    "status --run-id x": "which job? Name one of the cluster (elasticctl jobs lists them), or the",
-    "status --rdzv-endpoint etcd://127.0.0.1:1": "which run of etcd://127.0.0.1:1/elastic? Name it "
-    "with --run-id",
-    "status --rdzv-endpoint etcd://127.0.0.1:1 --run-id ''": "which run of "
-    "etcd://127.0.0.1:1/elastic? Name it with --run-id",
     "status --rdzv-endpoint 127.0.0.1:1 --run-id x": "the endpoint '127.0.0.1:1' does not say what "
     "it is: write c10d",
     "status --rdzv-endpoint etcd://u:geheim@h --run-id x": "holds a password",
     "status --rdzv-endpoint ftp://h --run-id x": "unknown kind of store in the endpoint 'ftp://h': "
     "write etcd://host",
-    "status --rdzv-endpoint etcd://h:x --run-id x": "'x' in the endpoint 'etcd://h:x' is no port "
-    "(1-65535)",
     "status --rdzv-endpoint static://x": "unknown kind of store in the endpoint 'static://x': "
     "write etcd://host",
     "status --format yaml --rdzv-endpoint etcd://h": "Invalid value for '--format': 'yaml' is not "
@@ -32,12 +24,10 @@ _USAGE = {
     "'--interval': nan is not a number of seconds",
     "status myjob --rdzv-endpoint etcd://h": "'myjob' is a job of a cluster, --rdzv-endpoint "
     "belongs to a store: give",
-    "status Job_1": "which cluster? There is no kubeconfig at ~/.kube/config: name one with",
     "status -n ns": "-n and --context are for a job of a cluster: name it",
     "status a b": "Got unexpected extra argument (b)",
     "runs": "Missing option '--rdzv-endpoint'",
     "runs --run-id x --rdzv-endpoint etcd://h": "No such option '--run-id'",
-    "events": "which job? Name one of the cluster (elasticctl jobs lists them), or the",
     "scale --rdzv-endpoint etcd://127.0.0.1:1 --run-id x": "scale to what? Give --min, --max or "
     "both",
     "scale --rdzv-endpoint etcd://127.0.0.1:1 --run-id x --max many": "Invalid value for '--max': "
@@ -51,25 +41,12 @@ _USAGE = {
     "submit -f nosuch.yaml": "nosuch.yaml cannot be read: No such file or directory",
     "submit -f good.yaml --image x": "-f gives the whole job: leave out --image, or write it into "
     "the file",
-    "jobs": "which cluster? There is no kubeconfig at ~/.kube/config: name one with",
-    "logs": "Missing argument 'JOB'",
     "logs j --rank x": "Invalid value for '--rank': 'x' is not a valid integer range",
     "logs j --tail -1": "Invalid value for '--tail': -1 is not in the range x>=0",
-    "delete": "Missing argument 'JOB'",
-    "suspend": "Missing argument 'JOB'",
-    "resume": "Missing argument 'JOB'",
-    "jobs -n Bad_NS": "which cluster? There is no kubeconfig at ~/.kube/config: name one with",
     "checkpoint lsit x": "No such command 'lsit'. Did you mean 'list'?",
     "checkpoint list": "Missing argument 'DIR'",
-    "checkpoint list nosuch": "there is no directory … nosuch: correct the name",
     "checkpoint list train.py": "cannot read the checkpoint directory",
-    "checkpoint list adir": "there is nothing in",
-    "checkpoint show adir": "there is nothing in",
-    "checkpoint show nosuch": "there is no directory … nosuch: correct the name",
-    "checkpoint verify adir": "there is nothing in",
-    "checkpoint verify nosuch": "there is no directory … nosuch: correct the name",
     "checkpoint show adir --step x": "Invalid value for '--step': 'x' is not a valid integer range",
-    "checkpoint show adir --step 5": "there is nothing in",
     "checkpoint prune adir": "Missing option '--keep'",
     "checkpoint prune nosuch --keep 1": "there is no directory",
     "checkpoint prune adir --keep 0": "keep=0 would keep nothing; give at least 1, or None",
@@ -89,18 +66,34 @@ _USAGE = {
     "KUBECONFIG=kc.gone jobs -n Bad_NS": "'Bad_NS' is no name of a namespace: those have "
     "lower-case letters, digits",
     "KUBECONFIG=adir jobs": "the kubeconfig adir cannot be used: [Errno 21] Is a directory: 'adir",
-    "ELASTIC_RDZV_ENDPOINT=etcd://h:x status --run-id x": "'x' in the endpoint 'etcd://h:x' is no "
-    "port (1-65535)",
     "ELASTIC_ETCD_PASSWORD_FILE=nosuch status --rdzv-endpoint etcd://h --run-id x": "--etcd-"
     "password-file 'nosuch' cannot be read: No such file or directory",
     "ELASTIC_RUN_ID= ELASTIC_RDZV_ENDPOINT=etcd://h status": "which run of etcd://h:2379/elastic? "
     "Name it with --run-id; elasticctl",
 }
+# Several lines of which the same is said.
+_THE_SAME = {
+    "which job? Name one of the cluster (elasticctl jobs lists them), or the": "status; events; "
+    "status --run-id x",
+    "which run of etcd://127.0.0.1:1/elastic? Name it with --run-id": "status --rdzv-endpoint "
+    "etcd://127.0.0.1:1; status --rdzv-endpoint etcd://127.0.0.1:1 --run-id ''",
+    "'x' in the endpoint 'etcd://h:x' is no port (1-65535)": "status --rdzv-endpoint etcd://h:x "
+    "--run-id x; ELASTIC_RDZV_ENDPOINT=etcd://h:x status --run-id x",
+    "which cluster? There is no kubeconfig at ~/.kube/config: name one with": "status Job_1; jobs; "
+    "jobs -n Bad_NS",
+    "Missing argument 'JOB'": "logs; delete; suspend; resume",
+    "there is no directory … nosuch: correct the name": "checkpoint list nosuch; "
+    "checkpoint show nosuch; checkpoint verify nosuch",
+    "there is nothing in": "checkpoint list adir; checkpoint show adir; checkpoint verify adir; "
+    "checkpoint show adir --step 5",
+}
 # What a manifest holds, by its file.
 _MANIFESTS = {
     "field.yaml": "spec.minReplica: there is no such field; did you mean 'minReplicas'?",
+    "sepc.yaml": "sepc: there is no such field; did you mean 'spec'?",
+    "team.yaml -n other": "team.yaml is for the namespace 'team', -n says 'other': leave one of",
     "worker.yaml": "spec.replicaSpecs.Workers: there is no such field; did you mean 'Worker'?",
-    "kind.yaml": "kind.yaml holds no ElasticJob (its kind is 'PyTorchJob')",
+    "kind.yaml": "kind.yaml holds no ElasticJob (its kind is 'PyTorchJob'); docs/kubernetes-mig",
     "version.yaml": "version.yaml: apiVersion is 'elastic.pytorch.org/v1'; here",
     "two.yaml": "two.yaml holds 2 documents: submit takes one ElasticJob; kubectl apply",
     "noyaml.yaml": 'noyaml.yaml is not YAML: while parsing a flow sequence in "<unicode',
@@ -112,7 +105,7 @@ _MANIFESTS = {
     "str.yaml": "spec.replicaSpecs.Worker.replicas: 'two' is not a whole number",
     "noimage.yaml": "spec.replicaSpecs.Worker.template.spec.containers[0].image: a container",
     "low.yaml": "spec.minReplicas: 5 is above maxReplicas 3: lower it, or raise that",
-    "rule.yaml": "spec.failurePolicy.rules[0].acton: there is no such field; did you mean",
+    "rule.yaml": "spec.failurePolicy.rules[1].acton: there is no such field; did you mean",
     "tmpl.yaml": "spec.replicaSpecs.Worker.template.specs: there is no such field; did you",
     "c10d.yaml": "spec.rdzvEndpoint: pods come and go, so that the store must be an etcd",
     "meta.yaml": "metadata.lables: there is no such field; did you mean 'labels'?",
@@ -121,6 +114,8 @@ _MANIFESTS = {
     "adir": "adir cannot be read: Is a directory",
 }
 _SUBMISSIONS = {
+    "--env 1=2 train.py": "--env '1=2' is not NAME=VALUE",
+    "-- --lr": "'--lr' is no script: options of submit come before the --",
     "train.py --epochs 3": "No such option '--epochs'. Options of the script come after --. Did "
     "you",
     "--imgae x train.py": "No such option '--imgae'. Options of the script come after --. (Did you",
@@ -141,6 +136,21 @@ _SUBMISSIONS = {
     "--dry-run -o xml train.py": "Invalid value for '-o' / '--output': 'xml' is not one of 'yaml', "
     "'json'",
 }
+_ARRAY = "--array 0-3 --rdzv-endpoint etcd://h"
+_BATCHES = {
+    "--nodes 2 --min 3 train.py": "a job of at least 3 nodes has no room in 2",
+    f"{_ARRAY} --min 5 train.py": "a job of at least 5 nodes has no room in 4",
+    "--nodes 2 --min 2 --submit train.py": "--submit belongs before the options of elastic-run",
+    "--nodes 2 --min 2 --qos=high train.py": "write it as --sbatch=--qos=high",
+    "--nodes 2 --min 2 --qos high train.py": "write it as --sbatch=--qos=high",
+    "--array 0-3 --rdzv-endpoint c10d://n0:29400 train.py": "name an etcd with --rdzv-endpoint",
+    "--nodes 2 --local-nodes 2 train.py": "--local-nodes=2: it is Slurm that says",
+    "--nodes 2 --node-topology z/r train.py": "--node-topology=z/r is about one node",
+    f"{_ARRAY} --node-topology z/r train.py": "--node-topology=z/r is about one node",
+    "--nodes 2 --slurm off train.py": "--slurm=off: it is Slurm",
+    "--array 0-3 train.py": "name an etcd with --rdzv-endpoint",
+    "--nodes 2 gone.py": "there is no script 'gone.py' here",
+}
 _NO_API_SERVER = "the API server http://127.0.0.1:1 does not answer (Connection refused)"
 _UNREACHABLE = {
     "runs --rdzv-endpoint c10d://127.0.0.1:1": "the c10d store at 127.0.0.1:1 does not answer",
@@ -151,7 +161,9 @@ _UNREACHABLE = {
 
 ELASTICCTL: tuple[Mistake, ...] = (
     *table(_USAGE),
+    *table(lines(_THE_SAME)),
     *table(_MANIFESTS, before="submit -f ", script=" --dry-run"),
     *table(_SUBMISSIONS, before="submit --image i "),
+    *table(_BATCHES, before="sbatch "),
     *table(_UNREACHABLE, code=4),
 )

@@ -65,3 +65,8 @@ def table(
         environ = dict(one.split("=", 1) for one in variables.group().split())
         rows.append(Mistake(command, words, environ=environ, **rest))
     return rows
+
+
+def lines(found: Mapping[str, str]) -> dict[str, str]:
+    """What is said, by what is typed; several lines of which the same is said stand together."""
+    return {line: words for words, typed in found.items() for line in typed.split("; ")}

@@ -1,4 +1,4 @@
-"""Programs in the place of Slurm's, for what a real one does only on a bad day; and Python's."""
+"""Programs in the place of Slurm's, for what a real one does only on a bad day; and a screen."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+    from rich.console import RenderableType
 
 
 class StandIns:
@@ -48,3 +51,11 @@ def python(*arguments: object, **environ: str) -> subprocess.CompletedProcess[st
         timeout=PROGRAM_TIMEOUT,
         check=False,
     )
+
+
+def on_screen(shown: RenderableType) -> str:
+    """What a wide terminal shows."""
+    console = Console(width=200, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
