@@ -18,11 +18,7 @@ from elastic_runtime.cli.run.job_from_command import (
     read_job,
 )
 from elastic_runtime.cli.run.store_host import hosted
-from elastic_runtime.cli.run.store_target import (
-    EmbeddedTarget,
-    TorchrunTarget,
-    embedded_endpoint,
-)
+from elastic_runtime.cli.run.store_target import EmbeddedTarget, TorchrunTarget, embedded_endpoint
 from elastic_runtime.cli.run.torchrun_fallback import as_torchrun, without_effect
 from elastic_runtime.config import Endpoint
 from elastic_runtime.errors import UsageError
