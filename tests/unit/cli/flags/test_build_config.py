@@ -236,7 +236,7 @@ def test_everything_reaches_the_config(config_of: ConfigOf) -> None:
         "--virtual-local-rank --numa-binding node --event-log-handler console --log-format json "
         "--log-dir logs -r 3 -t 0:1 --local-ranks-filter 0,2 --duplicate-stdout-filters x,,y,z "
         "--last-call 1 --join-timeout 2 --rejoin-timeout 3 --fence-timeout 4m --lease-ttl 6 "
-        "--grace 7",
+        "--grace 7 --keep-logs 8",
         TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[${rank}]",
         TORCHELASTIC_HEALTH_CHECK_PORT="9",
         PYTHON_EXEC="/usr/bin/python3",
@@ -252,7 +252,8 @@ def test_everything_reaches_the_config(config_of: ConfigOf) -> None:
     assert (times.last_call, times.join_timeout, times.rejoin_timeout) == (1, 2, 3)
     assert times.fence_timeout == 240
     assert (times.lease_ttl, times.grace) == (6, 7)
-    assert (output.log_dir, output.redirects, output.tee) == ("logs", {-1: 3}, {0: 1})
+    assert (output.log_dir, output.keep, output.redirects) == ("logs", 8, {-1: 3})
+    assert output.tee == {0: 1}
     assert (output.ranks, output.stdout_filters) == (frozenset({0, 2}), ("x,y", "z"))
     assert output.prefix == "[${rank}]"
 
