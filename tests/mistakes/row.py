@@ -1,9 +1,10 @@
-"""One row of the tables."""
+"""One row of the tables, and how they are written."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,3 +44,29 @@ class Mistake:
         assert "Traceback" not in said
         assert "site-packages" not in said
         assert SECRET not in said
+
+
+def table(
+    told: Mapping[str, str], before: str = "", script: str = "", **rest: Any
+) -> list[Mistake]:
+    """Rows of what is typed and what is said of it.
+
+    Args:
+        told: what is said, by what is typed in a shell: variables, and the arguments.
+        before: comes before the arguments.
+        script: comes after them.
+        **rest: what else is the same for all.
+    """
+    rows = []
+    for typed, words in told.items():
+        variables = re.match(r"([A-Z_]+=\S*( |$))*", typed)
+        assert variables
+        command = f"{before}{typed[variables.end() :]}{script}".strip()
+        environ = dict(one.split("=", 1) for one in variables.group().split())
+        rows.append(Mistake(command, words, environ=environ, **rest))
+    return rows
+
+
+def lines(found: Mapping[str, str]) -> dict[str, str]:
+    """What is said, by what is typed; several lines of which the same is said stand together."""
+    return {line: words for words, typed in found.items() for line in typed.split("; ")}

@@ -21,45 +21,46 @@ _EACH = "each sample once, or ElasticBatchSampler(replacement=True)"
 _COMMIT = "commit() outside of elastic.run … call it there, after optimizer.step()"
 _FORM = "does not take the one argument that elastic.run calls it with … (world)"
 
+# Options of a Checkpointer that is otherwise as it should be, and of a JobConfig.
+_CHECKPOINTER = {
+    'every="often"': f"every='often' {_INTERVAL}",
+    "every=0": f"every=0 {_INTERVAL}",
+    'every="-5m"': f"every='-5m' {_INTERVAL}",
+    'max_save_age="soon"': f"max_save_age='soon' {_INTERVAL}",
+    'snapshot_every="x"': f"snapshot_every='x' {_INTERVAL}",
+    "keep=0": "keep=0 would keep nothing; give at least 1",
+    'keep="3"': "keep='3' is a str: give a whole number, or None for all",
+    'keep_every="x"': "say with keep= how many",
+    'on_save_error="no"': "on_save_error='no' is not understood; give 'continue' or 'raise'",
+}
+_JOB = {
+    "min_nodes=0": "min_nodes=0: a job needs at least one node",
+    "min_nodes=3, max_nodes=2": "the minimum 3 is above the maximum 2",
+    "workers=0": "workers=0: a node runs at least one worker",
+    "max_restarts=-1": "max_restarts=-1: it cannot be negative",
+    "metrics_port=99999": "metrics_port=99999: it must lie between 0 and 65535",
+}
+# Where it saves, if that is no directory.
+_PLACES = {
+    "f": "File exists; choose a directory",
+    "f/c": "/f/c: Not a directory; choose a directory, part of the path is a file",
+    "/proc/c": "cannot save checkpoints in /proc/c … must be on storage that all nodes share",
+}
+
 SCRIPTS = (
-    # Checkpointer
-    ('Checkpointer("c", {"model": model}, every="often")', f"every='often' {_INTERVAL}"),
-    ('Checkpointer("c", {"model": model}, every=0)', f"every=0 {_INTERVAL}"),
-    ('Checkpointer("c", {"model": model}, every="-5m")', f"every='-5m' {_INTERVAL}"),
-    (
-        'Checkpointer("c", {"model": model}, max_save_age="soon")',
-        f"max_save_age='soon' {_INTERVAL}",
+    *(
+        (f'Checkpointer("c", {{"model": model}}, {key})', said)
+        for key, said in _CHECKPOINTER.items()
     ),
-    ('Checkpointer("c", {"model": model}, snapshot_every="x")', f"snapshot_every='x' {_INTERVAL}"),
-    ('Checkpointer("c", {"model": model}, keep=0)', "keep=0 would keep nothing; give at least 1"),
-    (
-        'Checkpointer("c", {"model": model}, keep="3")',
-        "keep='3' is a str: give a whole number, or None for all",
-    ),
-    ('Checkpointer("c", {"model": model}, keep_every="x")', "say with keep= how many"),
-    (
-        'Checkpointer("c", {"model": model}, on_save_error="ignore")',
-        "on_save_error='ignore' is not understood; give 'continue' or 'raise'",
+    *((f'JobConfig(None, None, "x", {key})', said) for key, said in _JOB.items()),
+    *(
+        (f'Checkpointer("{place}", {{"model": model}}, every=1).resume()', said)
+        for place, said in _PLACES.items()
     ),
     ('Checkpointer("c", [model])', "go by name, and this is a list; give a dict"),
     ('Checkpointer("c", {1: model})', "go by name, and 1 is none; give a dict"),
     ('Checkpointer("", {"model": model})', "the checkpoint directory is empty: name one"),
-    (
-        'Checkpointer("x3://b/c", {"model": model})',
-        "Protocol not known: x3; check the URL",
-    ),
-    (
-        'Checkpointer("f", {"model": model}, every=1).resume()',
-        "File exists; choose a directory",
-    ),
-    (
-        'Checkpointer("f/c", {"model": model}, every=1).resume()',
-        "/f/c: Not a directory; choose a directory, part of the path is a file",
-    ),
-    (
-        'Checkpointer("/proc/c", {"model": model}, every=1).resume()',
-        "cannot save checkpoints in /proc/c … must be on storage that all nodes share",
-    ),
+    ('Checkpointer("x3://b/c", {"model": model})', "Protocol not known: x3; check the URL"),
     # State
     ("State(model=3)", "State(model=...) … set it afterwards: state.model = ..."),
     ("State(model=lambda: 3)", "State(model=...) is a function without state_dict"),
@@ -97,16 +98,4 @@ SCRIPTS = (
     ("loader(data, sampler, at_least_once=True)", "give loader() an ElasticBatchSampler instead"),
     ("loader(data, sampler, seed=3)", "seed are the sampler's; give them to ElasticBatchSampler"),
     ("sample_rng(3)", "call it in the __getitem__ of a data set … or give it seed= and epoch="),
-    # launch
-    ('JobConfig(None, None, "x", min_nodes=0)', "min_nodes=0: a job needs at least one node"),
-    (
-        'JobConfig(None, None, "x", min_nodes=3, max_nodes=2)',
-        "the minimum 3 is above the maximum 2",
-    ),
-    ('JobConfig(None, None, "x", workers=0)', "workers=0: a node runs at least one worker"),
-    ('JobConfig(None, None, "x", max_restarts=-1)', "max_restarts=-1: it cannot be negative"),
-    (
-        'JobConfig(None, None, "x", metrics_port=99999)',
-        "metrics_port=99999: it must lie between 0 and 65535",
-    ),
 )

@@ -8,12 +8,14 @@ import pytest
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
 
-from elastic_runtime.accelerate import elastic_accelerator
+from elastic_runtime.accelerate import elastic_accelerator, fresh_accelerator
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.round_breaks import end_break
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from elastic_runtime.accelerate import ElasticAccelerator
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +42,11 @@ def connect() -> Iterator[Callable[[], None]]:
     yield as_one_rank
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def accelerator(connect: Callable[[], None]) -> ElasticAccelerator:
+    """One whose ranks are connected: this process alone."""
+    made = fresh_accelerator()
+    connect()
+    return made

@@ -1,30 +1,36 @@
-"""``fresh_accelerator``: what it prepares is kept, and counts as it does for one worker."""
+"""``fresh_accelerator``: what it prepares is kept, follows the world, or is refused."""
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import DDPCommunicationHookType, ProjectConfiguration
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ChainDataset, DataLoader
 
-from elastic_runtime.accelerate import fresh_accelerator
+from elastic_runtime.accelerate import ElasticAccelerator, accelerate_world, fresh_accelerator
 from elastic_runtime.accelerate.prepared_loaders import TrainingLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.groups.kept_ddp import KeptDDP
-from elastic_runtime.worker.round_breaks import end_break, end_breaks
+from elastic_runtime.worker.round_breaks import begin_break, end_break, end_breaks
 from tests.unit.accelerate.small_parts import DATA, parts
+from tests.unit.transformers.hf_trainers import trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Connect = Callable[[], None]
+    from pathlib import Path
 
 
 def test_each_call_gives_the_same() -> None:
@@ -63,10 +69,10 @@ def test_a_schedule_steps_once_a_step_in_any_world() -> None:
 
 
 @pytest.mark.parametrize("micro", [None, 3])
-def test_a_gradient_is_that_of_the_whole_batch(connect: Connect, micro: int | None) -> None:
+def test_a_gradient_is_that_of_the_whole_batch(
+    accelerator: ElasticAccelerator, micro: int | None
+) -> None:
     model, optim, sampler, loader = parts(batch=8 if micro is None else 9, micro=micro)
-    accelerator = fresh_accelerator()
-    connect()
     parallel, stepper, batches = accelerator.prepare(model, optim, loader)
     seen, gradients = [], []
     for inputs in batches:
@@ -131,10 +137,14 @@ class Remembering(GeneralTracker):
         self.lines.append("finished")
 
 
+def tracked(folder: Path) -> tuple[Remembering, ElasticAccelerator]:
+    """A tracker, and an accelerator that logs with it."""
+    tracker, where = Remembering(), ProjectConfiguration(project_dir=str(folder))
+    return tracker, fresh_accelerator(log_with=tracker, project_config=where)
+
+
 def test_a_tracker_is_made_by_who_logs_as_rank_0(tmp_path: Any, connect: Connect) -> None:
-    tracker = Remembering()
-    where = ProjectConfiguration(project_dir=str(tmp_path))
-    accelerator = fresh_accelerator(log_with=tracker, project_config=where)
+    tracker, accelerator = tracked(tmp_path)
     accelerator.init_trackers("project", config={"lr": 1})
     assert not tracker.lines, "another process is rank 0 perhaps"
     connect()
@@ -151,9 +161,7 @@ def test_a_tracker_is_made_by_who_logs_as_rank_0(tmp_path: Any, connect: Connect
 
 
 def test_a_final_word_is_logged_by_rank_0(tmp_path: Any, connect: Connect) -> None:
-    tracker = Remembering()
-    where = ProjectConfiguration(project_dir=str(tmp_path))
-    accelerator = fresh_accelerator(log_with=tracker, project_config=where)
+    tracker, accelerator = tracked(tmp_path)
     accelerator.init_trackers("project")
     accelerator.log({"early": 1})
     connect()
@@ -182,9 +190,7 @@ def test_the_order_of_loaders_decides_nothing() -> None:
         accelerator.prepare(parts(batch=8, micro=micro)[3])
 
 
-def test_an_evaluation_that_is_left_early_is_over(connect: Connect) -> None:
-    accelerator = fresh_accelerator()
-    connect()
+def test_an_evaluation_that_is_left_early_is_over(accelerator: ElasticAccelerator) -> None:
     training, held = accelerator.prepare(parts()[3], DataLoader(DATA, batch_size=5))
     for _ in training:
         for _ in held:
@@ -194,9 +200,9 @@ def test_an_evaluation_that_is_left_early_is_over(connect: Connect) -> None:
     assert accelerator.gradient_state.active_dataloader is None
 
 
-def test_nothing_is_skipped_of_training_data_and_of_others_a_ranks_own(connect: Connect) -> None:
-    accelerator = fresh_accelerator()
-    connect()
+def test_nothing_is_skipped_of_training_data_and_of_others_a_ranks_own(
+    accelerator: ElasticAccelerator,
+) -> None:
     training, held = accelerator.prepare(parts()[3], DataLoader(DATA, batch_size=5))
     with pytest.raises(UsageError, match="begins where the job is"):
         accelerator.skip_first_batches(training, 1)
@@ -207,3 +213,166 @@ def test_device_placement_of_another_length_is_accelerates_to_refuse() -> None:
     model, optim, _, loader = parts()
     with pytest.raises(ValueError, match="device_placement"):
         fresh_accelerator().prepare(model, optim, loader, device_placement=[True])
+
+
+def test_other_settings_for_accumulation_are_refused() -> None:
+    _, _, _, loader = parts(batch=8)
+    accelerator = fresh_accelerator(gradient_accumulation_steps=4)
+    with pytest.raises(UsageError, match=r"batch_size=32, micro_batch_size=8"):
+        accelerator.prepare(loader)
+
+
+def test_loaders_without_a_position_are_refused() -> None:
+    accelerator = fresh_accelerator()
+    with pytest.raises(UsageError, match="RandomSampler, which cannot go on"):
+        accelerator.prepare(DataLoader(DATA, batch_size=4, shuffle=True))
+    with pytest.raises(UsageError, match="samples have no numbers"):
+        accelerator.prepare(DataLoader(ChainDataset([])))
+
+
+def test_nothing_is_trained_from_a_loader_for_evaluations(accelerator: ElasticAccelerator) -> None:
+    model, optim, _, _ = parts()
+    parallel, _, held = accelerator.prepare(model, optim, DataLoader(DATA, batch_size=5))
+    with pytest.raises(UsageError, match="nobody knows which of them have counted"):
+        for inputs in held:
+            accelerator.backward(parallel(inputs).mean())
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ"),
+    [
+        ({"fsdp_plugin": object()}, {}),
+        ({"deepspeed_plugin": object()}, {}),
+        ({"parallelism_config": object()}, {}),
+        ({}, {"ACCELERATE_USE_FSDP": "true"}),
+        ({}, {"ACCELERATE_USE_MEGATRON_LM": "True"}),
+    ],
+)
+def test_what_does_not_go_on_in_place_is_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], environ: dict[str, str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    named = (*settings, *environ)[0]
+    with pytest.raises(UsageError, match=rf"{named}( \(.*\))? does not go on in place"):
+        fresh_accelerator(**settings)
+
+
+def test_ranks_that_are_connected_already_are_refused(connect: Connect) -> None:
+    connect()
+    with pytest.raises(UsageError, match="ranks are connected already"):
+        ElasticAccelerator(in_place=True)
+
+
+def test_a_communication_hook_is_refused() -> None:
+    hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+    model, _, _, _ = parts()
+    with pytest.raises(UsageError, match="belongs to the ranks of one world"):
+        fresh_accelerator(kwargs_handlers=[hook]).prepare(model)
+
+
+def test_two_loaders_at_once_must_count_alike(accelerator: ElasticAccelerator) -> None:
+    one, same = (accelerator.prepare(parts(batch=8)[3]) for _ in range(2))
+    other = accelerator.prepare(parts(batch=10)[3])
+    for _ in zip(one, same, strict=True):
+        accelerator.backward(torch.ones((), requires_grad=True))
+        break
+    with pytest.raises(UsageError, match="do not count alike"):
+        for _ in zip(one, other, strict=False):
+            accelerator.backward(torch.ones((), requires_grad=True))
+
+
+def test_a_state_of_accelerates_is_loaded_before_the_run(tmp_path: Any) -> None:
+    accelerator = fresh_accelerator()
+    accelerator.prepare(*parts()[:2])
+    accelerator.save_state(str(tmp_path / "saved"))
+    accelerator.load_state(str(tmp_path / "saved"))
+    with context().running_in_place(), pytest.raises(UsageError, match=r"before elastic\.run"):
+        accelerator.load_state(str(tmp_path / "saved"))
+
+
+def test_it_knows_the_ranks_of_each_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    accelerator = fresh_accelerator()
+    assert (accelerator.num_processes, accelerator.process_index) == (1, 1)
+    assert not accelerator.is_main_process  # another one is, which trains perhaps
+    held = accelerator.prepare(DataLoader(DATA, batch_size=5))
+    for rank, world, batches in ((1, 2, 2), (0, 1, 4)):
+        end_break(rank, world)
+        assert (accelerator.process_index, accelerator.num_processes) == (rank, world)
+        assert len(held) == batches
+    assert len(accelerator._dataloaders) == 1
+
+
+def test_after_the_run_nothing_waits_for_others(connect: Connect) -> None:
+    accelerator = fresh_accelerator()
+    held = accelerator.prepare(DataLoader(DATA, batch_size=5))
+    connect()
+    end_break(1, 2)
+    assert len(held) == 2
+    dist.destroy_process_group()
+    end_breaks()
+    accelerator.wait_for_everyone()
+    assert (accelerator.num_processes, accelerator.process_index) == (1, 1)
+    assert accelerator.gather(torch.ones(2)).tolist() == [1, 1] and len(held) == 4
+
+
+def test_loaders_that_train_makes_are_forgotten_with_its_world() -> None:
+    accelerator = fresh_accelerator()
+    _, _, _, outside = parts()
+    kept = accelerator.prepare(outside)
+    for _ in range(3):
+        end_break(0, 1)
+        with context().running_in_place():
+            _, _, _, inside = parts()
+            gone = weakref.ref(inside)
+            made = accelerator.prepare(inside, DataLoader(DATA, batch_size=5))
+            assert len(accelerator._dataloaders) == 3
+        del inside, made
+        begin_break()
+        gc.collect()
+        assert gone() is None and accelerator._dataloaders == [kept]
+    assert accelerator.prepare(outside) is kept
+
+
+def test_free_memory_leaves_loaders_in_their_worlds() -> None:
+    accelerator = fresh_accelerator()
+    held = accelerator.prepare(DataLoader(DATA, batch_size=5))
+    end_break(0, 2)
+    assert len(held) == 2
+    accelerator.free_memory()
+    end_break(0, 1)
+    assert len(held) == 4
+
+
+def test_everything_that_refers_to_accelerate_sees_the_world(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    accelerate_world.enter(1, 3, 1)
+    assert (made.args.world_size, made.args.process_index) == (3, 1)
+    assert (made.accelerator.num_processes, made.accelerator.process_index) == (3, 1)
+    assert made.accelerator.distributed_type == DistributedType.MULTI_CPU
+    assert AcceleratorState().local_process_index == PartialState().local_process_index == 1
+    accelerate_world.stand_alone(1, 1)
+    assert (made.args.world_size, made.args.process_index) == (1, 1)
+    assert made.accelerator.distributed_type == DistributedType.NO
+    assert not made.is_world_process_zero()
+
+
+def test_loaders_of_the_last_world_are_forgotten(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    loader = made.get_train_dataloader()
+    batches = iter(loader)
+    next(batches)
+    assert GradientState().in_dataloader
+    accelerate_world.enter(0, 1, 0)
+    assert not made.accelerator.gradient_state.in_dataloader
+
+
+def test_without_launcher_nothing_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with accelerate_world.without_launcher():
+        assert Accelerator(cpu=True).num_processes == 1
+    assert os.environ["WORLD_SIZE"] == "2"

@@ -14,12 +14,12 @@ from elastic_runtime.cli.run import elastic_run
 from tests.mistakes.elastic_run import ELASTIC_RUN
 from tests.mistakes.elasticctl import ELASTICCTL
 from tests.mistakes.files import FILES
+from tests.mistakes.row import Mistake
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_runtime.cli.flags.flag_parser import Parser
-    from tests.mistakes.row import Mistake
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,23 @@ def _plain_shell(_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(_files))  # no kubeconfig of somebody's
 
 
-def _name(mistake: Mistake) -> str:
-    return " ".join([*(f"{k}={v}" for k, v in mistake.environ.items()), mistake.command[:60]])
+def _name(case: object) -> str:
+    if not isinstance(case, Mistake):
+        return str(case)
+    return " ".join([*(f"{k}={v}" for k, v in case.environ.items()), case.command[:60]])
 
 
-@pytest.mark.parametrize("mistake", ELASTIC_RUN, ids=_name)
-def test_elastic_run(
+@pytest.mark.parametrize(
+    ("begin", "mistake"),
+    [
+        *(("elastic-run: ", one) for one in ELASTIC_RUN),
+        *(("elasticctl: error: ", one) for one in ELASTICCTL),
+    ],
+    ids=_name,
+)
+def test_what_is_wrong_is_said(
     parser: Parser,  # torch is imported by now, and what others say meanwhile is said
+    begin: str,
     mistake: Mistake,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -56,21 +66,9 @@ def test_elastic_run(
         pytest.skip("there is a GPU")
     for name, value in mistake.environ.items():
         monkeypatch.setenv(name, value)
-    code = elastic_run.main(shlex.split(mistake.command))
+    main = elasticctl.main if "ctl" in begin else elastic_run.main
+    code = main(shlex.split(mistake.command))
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith("elastic-run: ")
-    mistake.check(code, shown.err)
-
-
-@pytest.mark.parametrize("mistake", ELASTICCTL, ids=_name)
-def test_elasticctl(
-    mistake: Mistake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in mistake.environ.items():
-        monkeypatch.setenv(name, value)
-    code = elasticctl.main(shlex.split(mistake.command))
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("elasticctl: error: ")
+    assert shown.err.startswith(begin)
     mistake.check(code, shown.err)

@@ -9,21 +9,15 @@ import pytest
 from elastic_runtime.cli.flags import flag_parser
 from elastic_runtime.cli.flags.flag_parser import Parser
 from elastic_runtime.cli.flags.node_bounds import read_bounds
-from elastic_runtime.cli.flags.setting_sources import Settings, read_settings
 from elastic_runtime.cli.flags.torchrun_parser import torchrun_parser
-from elastic_runtime.cli.run.job_from_command import Job, read_job
 from elastic_runtime.cli.run.store_target import TorchrunTarget
 from elastic_runtime.cli.run.torchrun_fallback import as_torchrun, without_effect
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
-    from pathlib import Path
 
-    from elastic_runtime.config import JobConfig
-
-    Reader = Callable[..., tuple[Settings, Job | TorchrunTarget]]
+    from tests.unit.cli.conftest import ConfigOf, SettingsOf
 
 SHUTDOWN = "--shutdown-timeout"
 PREFIX = "--log-line-prefix-template"
@@ -48,53 +42,41 @@ def age(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def read(age: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Reader:
-    """Settings and the job of a command line that ends with ``train.py``, and an environment."""
+def parser(age: str, monkeypatch: pytest.MonkeyPatch) -> Parser:
+    """In the place of the one that all others share."""
     monkeypatch.setattr(flag_parser, "torchrun_parser", lambda: torchruns(older=age == "older"))
-    parser = Parser()
-
-    def read(arguments: str, **environ: str) -> tuple[Settings, Job | TorchrunTarget]:
-        line = parser.split([*arguments.split(), "train.py"])
-        settings = read_settings(parser.options, line.given, environ)
-        return settings, read_job(line, settings, environ)
-
-    return read
+    return Parser()
 
 
-def config(read: Reader, arguments: str, **environ: str) -> JobConfig:
-    _, job = read(arguments, **environ)
-    assert isinstance(job, Job)
-    return job.config
-
-
-def test_the_time_to_end_is_ours_in_each(read: Reader, age: str) -> None:
-    assert config(read, "--grace 7").timeouts.grace == 7
-    assert config(read, "", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="8").timeouts.grace == 8
+def test_the_time_to_end_is_ours_in_each(config_of: ConfigOf, age: str) -> None:
+    assert config_of("--grace 7").timeouts.grace == 7
+    assert config_of("", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="8").timeouts.grace == 8
     if age == "older":
         with pytest.raises(UsageError, match=f"^there is no option {SHUTDOWN}"):
-            read(f"{SHUTDOWN} 9")
+            config_of(f"{SHUTDOWN} 9")
     else:
-        assert config(read, f"{SHUTDOWN} 9").timeouts.grace == 9
+        assert config_of(f"{SHUTDOWN} 9").timeouts.grace == 9
 
 
-def test_torchrun_is_told_of_the_time_to_end_if_it_knows_the_option(read: Reader, age: str) -> None:
-    settings, _ = read("--rdzv-backend static --grace 7")
-    target = TorchrunTarget("static")
-    parser_line = flag_parser.CommandLine({}, "train.py", ())
-    told = as_torchrun(parser_line, settings, target, read_bounds(settings))
+def test_torchrun_is_told_of_the_time_to_end_if_it_knows_the_option(
+    settings_of: SettingsOf, age: str
+) -> None:
+    settings = settings_of("--rdzv-backend static --grace 7")
+    line = flag_parser.CommandLine({}, "train.py", ())
+    told = as_torchrun(line, settings, TorchrunTarget("static"), read_bounds(settings))
     lost = without_effect(settings)
     assert (SHUTDOWN in told, lost) == ((False, ["--grace"]) if age == "older" else (True, []))
 
 
 def test_the_prefix_of_lines_is_taken_from_the_option_and_the_variable(
-    read: Reader, age: str
+    config_of: ConfigOf, age: str
 ) -> None:
     variable = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}]"}
-    assert config(read, "", **variable).output.prefix == "[${rank}]"
+    assert config_of("", **variable).output.prefix == "[${rank}]"
     if age == "newer":
-        assert config(read, f"{PREFIX} ${{rank}}:", **variable).output.prefix == "${rank}:"
+        assert config_of(f"{PREFIX} ${{rank}}:", **variable).output.prefix == "${rank}:"
 
 
-def test_the_completion_of_torchrun_is_none_of_ours(read: Reader) -> None:
+def test_the_completion_of_torchrun_is_none_of_ours(parser: Parser) -> None:
     with pytest.raises(UsageError, match=f"^there is no option {COMPLETION}"):
-        read(f"{COMPLETION} bash")
+        parser.split([COMPLETION, "bash", "train.py"])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.kubernetes import cluster_access
-from elastic_runtime.kubernetes.cluster_access import ClusterCredentials, ClusterRef, login
+from elastic_runtime.kubernetes.cluster_access import ClusterRef, login
 from tests.integration.etcd import certificates
 from tests.kube.cluster import kubeconfig
-from tests.processes import PROGRAM_TIMEOUT
+from tests.unit.cli.stand_ins import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,13 +67,9 @@ def test_a_kubeconfig_says_where_who_and_in_which_namespace(config: Path) -> Non
     found = login()
     assert (found.server, found.namespace) == ("https://127.0.0.1:1", "team")
     assert dict(found.headers) == {"authorization": "Bearer s3cret"}
-    assert found.tls is not None
-    assert found.tls.verify_mode is ssl.CERT_REQUIRED
+    assert found.tls and found.tls.verify_mode is ssl.CERT_REQUIRED
     assert login(ClusterRef(namespace="other")).namespace == "other"
-
-
-def test_credentials_are_not_shown(config: Path) -> None:
-    assert "s3cret" not in repr(login())
+    assert "s3cret" not in repr(found), "credentials are not shown"
 
 
 def test_how_the_server_is_reached_is_taken_over(config: Path) -> None:
@@ -89,28 +83,19 @@ def test_how_the_server_is_reached_is_taken_over(config: Path) -> None:
 def test_what_is_not_to_be_checked_is_not(config: Path) -> None:
     config.write_text(_with(**{"insecure-skip-tls-verify": True}))
     tls = login().tls
-    assert tls is not None
-    assert tls.verify_mode is ssl.CERT_NONE
+    assert tls and tls.verify_mode is ssl.CERT_NONE
 
 
 def test_a_login_program_is_asked_each_time(config: Path, tmp_path: Path) -> None:
     program = tmp_path / "log-in"
     calls = tmp_path / "calls"
-    answer = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "kind": "ExecCredential",
-        "status": {"token": "from the program"},
-    }
+    version = {"apiVersion": "client.authentication.k8s.io/v1"}
+    answer = {**version, "kind": "ExecCredential", "status": {"token": "from the program"}}
     program.write_text(f"#!/bin/sh\necho >> {calls}\ncat <<END\n{json.dumps(answer)}\nEND\n")
     program.chmod(0o755)
     written = kubeconfig("https://127.0.0.1:1", "default")
-    written["users"][0]["user"] = {
-        "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1",
-            "command": str(program),
-            "interactiveMode": "Never",
-        }
-    }
+    asked = {**version, "command": str(program), "interactiveMode": "Never"}
+    written["users"][0]["user"] = {"exec": asked}
     config.write_text(json.dumps(written))
     for _ in range(2):
         assert login().headers["authorization"] == "Bearer from the program"
@@ -147,33 +132,21 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def account(pod: Path) -> Path:
     """A service account that is there."""
-    certificates.make(_made(pod))
+    pod.mkdir()
+    certificates.make(pod)
     (pod / "ca.pem").rename(pod / "ca.crt")
     (pod / "namespace").write_text("mine")
     (pod / "token").write_text("first\n")
     return pod
 
 
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
-
-
-def _token(shown: ClusterCredentials) -> str:
-    return shown.headers["Authorization"]
-
-
 def test_in_a_pod_its_service_account_is_used(account: Path) -> None:
     found = login()
     assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "mine")
-    assert _token(found) == "Bearer first"
+    assert found.headers["Authorization"] == "Bearer first"
     assert login(ClusterRef(namespace="other")).namespace == "other"
-
-
-def test_a_token_that_was_replaced_is_read_anew(account: Path) -> None:
-    login()
-    (account / "token").write_text("second")
-    assert _token(login()) == "Bearer second"
+    (account / "token").write_text("second")  # it was replaced
+    assert login().headers["Authorization"] == "Bearer second"
 
 
 def test_in_a_pod_nothing_is_needed_but_what_python_has(account: Path) -> None:
@@ -183,13 +156,7 @@ def test_in_a_pod_nothing_is_needed_but_what_python_has(account: Path) -> None:
         f"access.SERVICE_ACCOUNT = pathlib.Path({str(account)!r})\n"
         "assert access.login().namespace == 'mine'\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-        check=False,
-    )
+    done = python("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

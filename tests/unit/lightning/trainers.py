@@ -58,3 +58,11 @@ def trainer(folder: Path, strategy: ElasticStrategy | None = None, **options: An
             **options,
         },
     )
+
+
+def connected(folder: Path, **options: Any) -> Trainer:
+    """One that knows its module."""
+    made, module = trainer(folder, **options), Line()
+    made.strategy.connect(module)
+    made.strategy.lightning_module.trainer = made
+    return made

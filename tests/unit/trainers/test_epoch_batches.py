@@ -1,13 +1,30 @@
-"""A user's loader with our sampler: an epoch from where the job is, and never less than that."""
+"""The batches of an adapter: how large, in which order, from where on."""
 
 from __future__ import annotations
 
-import pytest
-from torch.utils.data import DataLoader, Dataset
+from typing import TYPE_CHECKING, Any
 
+import pytest
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from elastic_runtime.data.epoch_order import Orders
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
+from elastic_runtime.trainers.batch_record import BatchRecord
 from elastic_runtime.trainers.epoch_batches import EpochBatches
+from elastic_runtime.trainers.known_orders import order_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Shrinking(Dataset[int]):
@@ -61,3 +78,86 @@ def test_data_that_end_early_are_no_epoch() -> None:
     with sampler.giving([[0, 1, 2, 3]]), pytest.raises(UsageError, match="after 1 of the 3"):
         list(made)
     assert sampler.outlook(*sampler.place) == whole
+
+
+DATA = list(range(10))
+
+
+def epoch(sampler: Any) -> list[int]:
+    """The first epoch of what it stands for."""
+    order, replacement = order_of(sampler, len(DATA))
+    drawn: list[int] = Orders(len(DATA), order, replacement=replacement).of(1, 0).tolist()
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RandomSampler(DATA), DistributedSampler(DATA, 2, 0), RandomSampler(DATA, num_samples=10)],
+)
+def test_what_shuffles(sampler: Any) -> None:
+    assert sorted(epoch(sampler)) == DATA != epoch(sampler)
+
+
+@pytest.mark.parametrize(
+    "sampler", [SequentialSampler(DATA), DistributedSampler(DATA, 2, 0, shuffle=False)]
+)
+def test_what_does_not(sampler: Any) -> None:
+    assert epoch(sampler) == DATA
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size"),
+    [
+        (RandomSampler(DATA, num_samples=25), 25),
+        (RandomSampler(DATA, replacement=True, num_samples=4), 4),
+        (WeightedRandomSampler(torch.ones(10), 30), 30),
+    ],
+)
+def test_what_draws_more_or_less_than_there_is(sampler: Any, size: int) -> None:
+    drawn = epoch(sampler)
+    assert len(drawn) == size
+    assert set(drawn) <= set(DATA)
+
+
+def test_weights_count() -> None:
+    weights = torch.tensor([0.0] * 8 + [1.0] * 2)
+    assert set(epoch(WeightedRandomSampler(weights, 30))) == {8, 9}
+
+
+def test_another_kind_is_named() -> None:
+    with pytest.raises(LookupError, match="SubsetRandomSampler"):
+        order_of(SubsetRandomSampler([1, 2]), 10)
+
+
+def record(directory: str) -> BatchRecord:
+    """That of a trainer, in this directory."""
+    return BatchRecord(directory, "lightning", "micro_batch")
+
+
+def test_what_was_recorded_is_found(tmp_path: Path) -> None:
+    directory = str(tmp_path / "runs" / "job")
+    assert record(directory).batch() == 0
+    record(directory).write(32)
+    record(directory).write(32)
+    assert record(directory).batch() == 32
+    assert BatchRecord(directory, "transformers", "micro_batch").batch() == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"micro_batch": "many"}', '{"micro_batch": -1}'])
+def test_what_is_half_written_is_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lightning.json").write_text(text)
+    assert record(str(tmp_path)).batch() == 0
+
+
+def test_a_place_that_cannot_be_written_is_for_the_checkpointer_to_tell() -> None:
+    record("/proc/nothing/here").write(32)
+    assert record("/proc/nothing/here").batch() == 0
+
+
+def test_further_numbers_are_kept(tmp_path: Path) -> None:
+    record(str(tmp_path)).write(32, finished=7)
+    record(str(tmp_path)).write(32)
+    assert record(str(tmp_path)).number("finished") == 7
+    record(str(tmp_path)).write(32, finished=0)
+    assert record(str(tmp_path)).number("finished") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["lightning.json"]

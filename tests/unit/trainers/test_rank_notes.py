@@ -1,14 +1,23 @@
-"""Who takes what from whom, when a round begins."""
+"""What ranks tell each other, and how they take turns."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from elastic_runtime.trainers import rank_notes
 from elastic_runtime.trainers.rank_notes import RankNotes
+from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.trainers.turns import turn
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Word(RankNotes):
@@ -43,14 +52,6 @@ class Word(RankNotes):
         """Commits a step."""
         self.note(number)
         self.commits += 1
-
-
-def test_who_goes_on_goes_back_to_the_commit() -> None:
-    one = Word("first")
-    one.note(3)
-    one.word = "of the step that is undone"
-    one.enter(3)
-    assert one.word == "first"
 
 
 def test_a_step_that_was_adopted_keeps_what_it_has() -> None:
@@ -176,3 +177,67 @@ def test_who_takes_those_of_whom(
     assert "".join(one.word for one in notes) == words
     assert [one.begins for one in notes] == begin
     assert "".join(notes[0].shares) == "".join(notes[2].shares) == shares
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_one_at_a_time(tmp_path: Path, everywhere: bool) -> None:
+    directory = str(tmp_path / "runs" / "job")
+    inside, most, done = 0, 0, []
+    pause = threading.Event()
+
+    def work() -> None:
+        nonlocal inside, most
+        with turn(directory, everywhere=everywhere):
+            inside += 1
+            most = max(most, inside)
+            pause.wait(0.05)
+            inside -= 1
+        done.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, len(done)) == (1, 3)
+    assert (tmp_path / "runs" / "job.prepare-lock").exists() is everywhere
+
+
+def test_jobs_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    inside = []
+    with turn(str(tmp_path / "a")), turn(str(tmp_path / "b")):
+        inside.append("both")
+    assert inside == ["both"]
+
+
+def test_a_child_that_lives_on_holds_nobody_up(tmp_path: Path) -> None:
+    with turn(str(tmp_path)):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    again = []
+    try:
+        with turn(str(tmp_path)):
+            again.append(os.waitpid(child, os.WNOHANG))
+        assert again == [(0, 0)], "the child has ended too early to hold anything"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.5),
+        torch.tensor([[1, 2], [3, 4]]),
+        torch.tensor(float("inf")),
+        torch.tensor([True, False]),
+        torch.tensor([], dtype=torch.float64),
+        torch.randn(3, 4).t(),
+        torch.tensor(2.5, dtype=torch.bfloat16),
+    ],
+)
+def test_a_tensor_comes_back_as_it_was(tensor: torch.Tensor) -> None:
+    back = unpack_tensor(json.loads(json.dumps(pack_tensor(tensor))))
+    assert back.dtype == tensor.dtype
+    assert torch.equal(back, tensor)

@@ -1,19 +1,23 @@
-"""What an elastic Trainer refuses, and what it begins with."""
+"""What an elastic Trainer refuses, what it begins with, and what it keeps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers import Trainer, TrainerCallback
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.transformers import ElasticMixin, ElasticOptions, ElasticTrainer
-from elastic_runtime.transformers.steps.step_callbacks import CommitsLast
+from elastic_runtime.transformers.kept_model import TrainedPart, kept_model
+from elastic_runtime.transformers.steps.step_callbacks import CommitsLast, CountsFirst
 from tests.unit.transformers.hf_trainers import arguments, trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 RESTARTS = {"in_place": False, "every": "1h", "global_batch": 8}
 
@@ -33,9 +37,10 @@ def test_the_mixin_comes_first() -> None:
             pass
 
 
-def test_the_commit_comes_after_all_callbacks(tmp_path: Path) -> None:
+def test_steps_are_counted_before_all_callbacks_and_committed_after_them(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     made.add_callback(TrainerCallback())
+    assert isinstance(made.callback_handler.callbacks[0], CountsFirst)
     assert isinstance(made.callback_handler.callbacks[-1], CommitsLast)
 
 
@@ -95,3 +100,55 @@ def test_a_checkpoint_of_the_trainers_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert result.global_step == 9
     for name, value in first.model.state_dict().items():
         assert value.allclose(second.model.state_dict()[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"every": "often"}, {"global_batch": 0}, {"snapshot_every": "x"}]
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ElasticOptions(**options)
+
+
+def test_checkpoints_are_in_the_output_directory_or_where_the_user_says() -> None:
+    assert ElasticOptions().where("runs/x") == "runs/x/_elastic_checkpoints"
+    assert ElasticOptions("s3://bucket/x").where("runs/x") == "s3://bucket/x"
+
+
+def test_the_batch_is_recorded_beside_them(tmp_path: Any) -> None:
+    ElasticOptions(tmp_path).record("elsewhere").write(24)
+    assert (tmp_path / "transformers.json").exists()
+    assert ElasticOptions(tmp_path).record(None).batch() == 24
+
+
+def language_model(seed: int = 0) -> LlamaForCausalLM:
+    """A very small one."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=8, num_attention_heads=2, **shape))
+
+
+def with_adapter(seed: int = 0) -> torch.nn.Module:
+    """The same with a LoRA adapter."""
+    return get_peft_model(language_model(seed), LoraConfig(r=2, target_modules=["q_proj"]))
+
+
+def test_a_model_is_kept_as_it_is() -> None:
+    model = language_model()
+    assert kept_model(model) == (model, "")
+
+
+def test_of_an_adapter_only_what_is_trained() -> None:
+    model = with_adapter()
+    kept, _ = kept_model(model)
+    assert isinstance(kept, TrainedPart)
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    assert {id(p) for p in kept.parameters()} == trained
+    assert len(kept.state_dict()) == len(trained) == 2
+
+
+def test_the_base_is_recognized() -> None:
+    first = kept_model(with_adapter())[1]
+    assert first
+    assert kept_model(with_adapter())[1] == first
+    assert kept_model(with_adapter(seed=1))[1] != first

@@ -1,4 +1,4 @@
-"""What a rank has noted under a Trainer: its own, another rank's, or that of a checkpoint."""
+"""What a rank has noted under a Trainer, how far it is, and what rank 0 shows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from elastic_runtime.accelerate import accelerate_world
+from elastic_runtime.errors import UsageError
 from elastic_runtime.transformers.loop_notes import LoopNotes
+from elastic_runtime.transformers.progress import Progress
+from elastic_runtime.transformers.rank_zero_callbacks import RankZeroCallbacks
+from elastic_runtime.transformers.steps.train_batches import TrainBatches
 from tests.unit.transformers.hf_trainers import trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 class Counts(TrainerCallback, ExportableState):
@@ -149,3 +153,112 @@ def test_a_state_that_is_no_plain_json_is_named_once(
     assert list(states) == ["EarlyStoppingCallback#0"]
     one.notes.for_others()
     assert caplog.text.count("the callback Counts is neither saved") == 1
+
+
+def progress(folder: Path, batch: int = 8, frozen: str = "") -> Progress:
+    """That of a new trainer."""
+    made = trainer(folder)
+    return Progress(made, TrainBatches(made, batch, 0), frozen)
+
+
+def test_a_commit_completes_what_the_trainer_had_not_counted(tmp_path: Path) -> None:
+    one = progress(tmp_path)
+    one.commit()
+    assert one._trainer.state.global_step == 1
+    one._trainer.state.global_step = 2  # as the Trainer does before its callbacks
+    one.commit()
+    assert (one._trainer.state.global_step, one.owes) == (2, True)
+
+
+def test_another_rank_goes_there(tmp_path: Path) -> None:
+    one, other = progress(tmp_path), progress(tmp_path)
+    one.commit()
+    other.load_state_dict(one.state_dict())
+    assert other.state_dict() == one.state_dict()
+    assert other._trainer.state.global_step == 1
+
+
+def test_another_job_is_refused(tmp_path: Path) -> None:
+    one = progress(tmp_path, frozen="a")
+    with pytest.raises(UsageError, match=r"steps of 8 samples.*with 6"):
+        progress(tmp_path, 6, "a").load_state_dict(one.state_dict())
+    with pytest.raises(UsageError, match="same base model"):
+        progress(tmp_path, frozen="b").load_state_dict(one.state_dict())
+
+
+class Begins(TrainerCallback):
+    """Counts how often training begins."""
+
+    begun = 0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.begun += 1
+
+
+class Played:
+    """A process in one world after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.begins = Begins()
+        self.trainer = trainer(folder, callbacks=[self.begins], disable_tqdm=False)
+        self.callbacks = RankZeroCallbacks(self.trainer)
+        handler = self.trainer.callback_handler
+        self.bar = next(c for c in handler.callbacks if isinstance(c, ProgressCallback))
+
+    def enter(self, rank: int) -> None:
+        """As this rank of three."""
+        accelerate_world.enter(rank, 3, rank)
+        self.callbacks.enter()
+
+    def step(self) -> None:
+        """What a Trainer tells the bar after a step."""
+        self.trainer.state.global_step += 1
+        self.bar.on_step_end(self.trainer.args, self.trainer.state, self.trainer.control)
+
+
+def test_training_begins_once(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    for rank in (2, 1, 0):
+        played.enter(rank)
+    assert played.begins.begun == 1
+
+
+def test_who_becomes_rank_zero_shows_the_progress(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    played.enter(1)
+    played.step()
+    assert played.bar.training_bar is None
+    played.enter(0)
+    played.step()
+    assert played.bar.training_bar.n == 2
+    played.enter(1)
+    played.step()
+    assert played.bar.training_bar is None
+
+
+def test_the_bar_of_an_interrupted_evaluation_is_closed(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    played.enter(0)
+    args, state, control = played.trainer.args, played.trainer.state, played.trainer.control
+    played.bar.on_prediction_step(args, state, control, eval_dataloader=[1, 2])
+    assert played.bar.prediction_bar is not None
+    played.enter(0)
+    assert played.bar.prediction_bar is None
+
+
+def test_a_stop_that_was_decided_remains(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    played.trainer.control.should_training_stop = True
+    played.enter(1)
+    assert played.trainer.control.should_training_stop
+
+
+def test_a_tracker_opens_again_at_the_rank_that_becomes_zero(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    tracker = type("Tracker", (TrainerCallback,), {"__module__": "transformers.integrations"})()
+    tracker._initialized = True
+    played.trainer.add_callback(tracker)
+    played.enter(1)
+    assert tracker._initialized
+    played.enter(0)
+    assert not tracker._initialized

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from elastic_runtime.cli.ctl.run_report import RunRecords
-from elastic_runtime.protocol.records import (
-    JobRecord,
-    NodeRecord,
-)
+from elastic_runtime.protocol.records import JobRecord, NodeRecord
 from elastic_runtime.protocol.round_records import Budget, Member, RoundRecord
 
 JOB = JobRecord("life", 1, 2, 1, 3, entry="train.py")

@@ -1,4 +1,4 @@
-"""What the records of a run say about it."""
+"""What the records of a run say about it, and what a terminal shows of that."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
+
 from elastic_runtime.cli.ctl import run_report as r
+from elastic_runtime.cli.ctl import run_screen
 from elastic_runtime.cli.ctl.run_report import RunRecords, make_report, read_records
-from elastic_runtime.protocol.records import (
-    EventRecord,
-    OutcomeRecord,
-    Record,
-    SwitchRecord,
-)
+from elastic_runtime.protocol.records import EventRecord, OutcomeRecord, Record, SwitchRecord
 from elastic_runtime.rendezvous.core.round_parts import split_round
 from elastic_runtime.rendezvous.policy import Layout
 from elastic_runtime.rendezvous.store_contract import StoreEntry
 from tests.unit.cli.ctl.runs import JOB, ROUND, RUNNING, A, B, C
+from tests.unit.cli.stand_ins import on_screen
 
 
 def _entry(key: str, record: Record, created: int = 1) -> StoreEntry:
@@ -28,14 +27,16 @@ def _roles(records: RunRecords) -> list[tuple[str, str, str]]:
     return [(line.name, line.role, line.ranks) for line in r.node_lines(records, {})]
 
 
+def _shown(records: RunRecords) -> str:
+    return on_screen(run_screen.status(make_report("run", "etcd://h", records, {})))
+
+
 def test_a_job_in_place_shows_how_its_ranks_regroup() -> None:
-    assert make_report("run", "etcd://h", RUNNING, {}).regroup == ""
     one, *more = RUNNING.nodes.values()
     nodes = {each.node: each for each in (replace(one, torch="2.15.0", regroup="rebuild"), *more)}
     in_place = replace(RUNNING, nodes=nodes, job=replace(JOB, in_place=True))
-    report = make_report("run", "etcd://h", in_place, {})
-    assert report.regroup == "rebuild (torch 2.15.0)"
-    assert make_report("run", "", replace(in_place, job=JOB), {}).regroup == ""
+    assert "regroup rebuild (torch 2.15.0)" in _shown(in_place)
+    assert "regroup" not in _shown(replace(in_place, job=JOB))
 
 
 def test_a_running_job() -> None:
@@ -50,9 +51,8 @@ def test_a_running_job() -> None:
 
 def test_who_does_not_reach_whom_is_shown() -> None:
     nodes = {"a1": A, "b1": B, "c1": replace(C, unreachable=("a1", "gone"))}
-    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes), {})
-    assert report.apart == "no connection between a and c"
-    assert make_report("run", "etcd://h", RUNNING, {}).apart == ""
+    assert "apart   no connection between a and c" in _shown(replace(RUNNING, nodes=nodes))
+    assert "apart" not in _shown(RUNNING)
 
 
 def test_the_roles_of_nodes() -> None:
@@ -147,5 +147,46 @@ def test_the_json_form_is_plain() -> None:
 
 def test_it_is_said_where_nodes_are_and_odd_text_of_theirs_is_not() -> None:
     nodes = {"a1": replace(A, topology="/z1/r1"), "c1": replace(C, topology="z//\x1b[31m")}
-    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes), {})
-    assert [line.topology for line in report.nodes] == ["z1/r1", "", ""]
+    lines = [line.split() for line in _shown(replace(RUNNING, nodes=nodes)).splitlines()]
+    (heading,) = (line for line in lines if line[:1] == ["node"])
+    assert heading[-1] == "topology"
+    assert [line[-1] for line in lines if line[:1] in (["a"], ["b"], ["c"])] == ["z1/r1", "–", "–"]
+    assert "topology" not in _shown(RUNNING)
+
+
+def test_what_the_screen_shows() -> None:
+    event = EventRecord(1.0, "round.sealed", 3, "[a]", "3 workers [red]")
+    nodes = {"a1": replace(A, name="[b]"), "c1": C}
+    records = replace(RUNNING, nodes=nodes, events=(event,), bad=(("nodes/z", "no [i]"),))
+    report = make_report("run", "etcd://h", records, {})
+    text = on_screen(run_screen.status(report))
+    for words in (
+        "run run · train.py · running",
+        "nodes   1 to 2 (started with 1 to 3)",
+        "round   3: 3 workers on 2 nodes (node d lost)",
+        "step    40",
+        "1 failure of the script (these count), 2 killed workers, 3 lost nodes, 4 changes",
+        "silent",
+        "round.sealed: 3 workers [red]",
+        "unreadable record nodes/z: no [i]",
+    ):
+        assert words in text
+    assert "does not answer" not in text
+    assert "the store does not answer" in on_screen(run_screen.status(report, unreachable=True))
+    listed = on_screen(run_screen.runs([report])).splitlines()
+    assert listed[1].split() == ["run", "running", "3", "3", "40", "train.py"]
+
+
+def test_a_small_terminal_shows_the_newest_and_says_what_it_leaves_out() -> None:
+    events = tuple(EventRecord(float(n), "round.sealed", n, "a", f"event {n}") for n in range(20))
+    nodes = {f"n{n}": replace(C, node=f"n{n}", name=f"name{n}") for n in range(30)}
+    report = make_report("run", "etcd://h", replace(RUNNING, nodes=nodes, events=events), {})
+    for height in (12, 24, 40, 100):
+        console = Console(width=80, height=height, color_system=None, highlight=False)
+        with console.capture() as captured:
+            console.print(run_screen.fitted(report, console))
+        text = captured.get()
+        assert text.count("\n") < height
+        assert "run run" in text
+        assert ("event 19" in text) == (height > 40), "the job and its nodes come first"
+        assert ("more node" in text) == (height < 40)

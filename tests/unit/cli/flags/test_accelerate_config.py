@@ -20,50 +20,23 @@ ONE = range(1, 2)  # node
 PLAIN = {"distributed_type": "MULTI_GPU", "num_processes": 2, "mixed_precision": "bf16"}
 COMPILED = {
     **PLAIN,
-    "mixed_precision": "no",
-    "dynamo_config": {
-        "dynamo_backend": "INDUCTOR",
-        "dynamo_mode": "reduce-overhead",
-        "dynamo_use_dynamic": True,
-        "dynamo_use_fullgraph": False,
-    },
-    "gpu_ids": "0,1",
-    "debug": True,
+    **yaml.safe_load("{mixed_precision: 'no', gpu_ids: '0,1', debug: true}"),
+    "dynamo_config": yaml.safe_load("""{dynamo_backend: INDUCTOR, dynamo_mode: reduce-overhead,
+        dynamo_use_dynamic: true, dynamo_use_fullgraph: false}"""),
 }
 SHARDED = {
     **PLAIN,
     "distributed_type": "FSDP",
-    "fsdp_config": {
-        "fsdp_version": 2,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_transformer_layer_cls_to_wrap": "Block",
-        "fsdp_reshard_after_forward": False,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        "fsdp_activation_checkpointing": True,
-    },
+    "fsdp_config": yaml.safe_load("""{fsdp_version: 2, fsdp_reshard_after_forward: false,
+        fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_activation_checkpointing: true,
+        fsdp_transformer_layer_cls_to_wrap: Block, fsdp_state_dict_type: SHARDED_STATE_DICT}"""),
 }
 # As the questions of `accelerate config` leave it, for two machines.
-ASKED = {
-    "compute_environment": "LOCAL_MACHINE",
-    "debug": False,
-    "distributed_type": "MULTI_GPU",
-    "downcast_bf16": "no",
-    "enable_cpu_affinity": False,
-    "gpu_ids": "all",
-    "machine_rank": 0,
-    "main_process_ip": "10.0.0.1",
-    "main_process_port": 29500,
-    "main_training_function": "main",
-    "mixed_precision": "bf16",
-    "num_machines": 2,
-    "num_processes": 8,
-    "rdzv_backend": "static",
-    "same_network": True,
-    "tpu_env": [],
-    "tpu_use_cluster": False,
-    "tpu_use_sudo": False,
-    "use_cpu": False,
-}
+ASKED = yaml.safe_load("""{compute_environment: LOCAL_MACHINE, debug: false, use_cpu: false,
+    distributed_type: MULTI_GPU, downcast_bf16: 'no', enable_cpu_affinity: false, gpu_ids: all,
+    machine_rank: 0, main_process_ip: 10.0.0.1, main_process_port: 29500, num_machines: 2,
+    main_training_function: main, mixed_precision: bf16, num_processes: 8, rdzv_backend: static,
+    same_network: true, tpu_env: [], tpu_use_cluster: false, tpu_use_sudo: false}""")
 
 
 @pytest.mark.parametrize("config", [PLAIN, COMPILED, SHARDED])

@@ -37,13 +37,15 @@ A, B, C = Host("a"), Host("b", 4), Host("c")
 class Plan:
     """Plays events, and remembers the actions of the last one, but for what people are told."""
 
-    def __init__(self, *hosts: Host, leave_code: int = 5) -> None:
+    def __init__(self, *hosts: Host, begun: str = "", leave_code: int = 5) -> None:
         self.state = PlanState(patience=600.0, leave_code=leave_code)
         self.now = 100.0
         self.told: list[str] = []
         self.actions: list[PlanAction] = []
         if hosts:
             self.take(Listed(hosts))
+        for name in begun:
+            self.take(NodeBegan(name))
 
     def take(self, event: PlanEvent, after: float = 1.0) -> list[PlanAction]:
         self.now += after
@@ -51,6 +53,12 @@ class Plan:
         self.told += [action.text for action in actions if isinstance(action, Tell)]
         self.actions = [action for action in actions if not isinstance(action, Tell)]
         return self.actions
+
+    def pause(self) -> float:
+        """Seconds until the next moment, which there is."""
+        moment = next_moment(self.state)
+        assert moment is not None
+        return moment - self.now
 
     def ended(
         self,
@@ -88,10 +96,9 @@ def test_an_empty_list_is_taken_for_one_that_is_being_written() -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 3])
 def test_a_node_that_knows_the_end_of_the_job_ends_all(code: int) -> None:
-    plan = Plan(A, B)
-    plan.take(NodeBegan("b"))
+    plan = Plan(A, B, begun="b")
     assert plan.ended("a", code, outcome=code) == []
-    assert next_moment(plan.state) == plan.now + LAST_NODES
+    assert plan.pause() == LAST_NODES
     assert plan.ended("b", 137) == [EndAll(code)]
 
 
@@ -105,8 +112,7 @@ def test_who_does_not_see_the_end_is_killed() -> None:
 @pytest.mark.parametrize("code", [0, 1])
 def test_an_agent_knows_how_the_job_has_ended_when_its_store_is_gone(code: int) -> None:
     """As the nodes have moved it to one of them, and it ended with that."""
-    plan = Plan(A, B)
-    plan.take(NodeBegan("b"))
+    plan = Plan(A, B, begun="b")
     plan.ended("b", code)
     assert (plan.state.code, plan.state.ends_at) == (code, plan.now + LAST_NODES)
     assert plan.ended("a", 137) == [EndAll(code)]
@@ -116,7 +122,7 @@ def test_an_agent_knows_how_the_job_has_ended_when_its_store_is_gone(code: int) 
 def test_a_node_that_was_lost_is_started_again_after_a_pause(code: int) -> None:
     plan = Plan(A, B)
     assert plan.ended("b", code) == []
-    assert next_moment(plan.state) == plan.now + 1.0
+    assert plan.pause() == 1.0
     assert plan.take(TimePassed(), after=1.0) == [StartNode(B)]
 
 
@@ -125,9 +131,7 @@ def test_pauses_grow_until_a_node_has_run_for_a_while() -> None:
     pauses = []
     for lifetime in (1.0, 1.0, 1.0, 1000.0, 1.0):
         plan.ended("b", SSH_FAILED, lifetime, began=False)
-        moment = next_moment(plan.state)
-        assert moment is not None
-        pauses.append(moment - plan.now)
+        pauses.append(plan.pause())
         plan.take(TimePassed(), after=pauses[-1])
     assert pauses == [1.0, 2.0, 4.0, 1.0, 2.0]
     assert "ssh cannot reach it" in plan.told[0]
@@ -143,8 +147,7 @@ def test_a_host_on_which_no_node_can_be_started_does_not_end_the_job_of_the_othe
 
 @pytest.mark.parametrize("code", [2, 5])
 def test_who_was_asked_to_leave_there_or_cannot_run_there_stays_away(code: int) -> None:
-    plan = Plan(A, B)
-    plan.take(NodeBegan("a"))
+    plan = Plan(A, B, begun="a")
     assert plan.ended("b", code) == []
     assert plan.take(TimePassed(), after=1000.0) == []
     # Taken from the list and put there again, it is wanted again.
@@ -153,9 +156,7 @@ def test_who_was_asked_to_leave_there_or_cannot_run_there_stays_away(code: int) 
 
 
 def test_if_the_store_is_gone_with_the_last_node_the_job_goes_on_with_another_one() -> None:
-    plan = Plan(A, B)
-    plan.take(NodeBegan("a"))
-    plan.take(NodeBegan("b"))
+    plan = Plan(A, B, begun="ab")
     assert plan.ended("a", SSH_FAILED) == []
     assert plan.take(NodeEnded("b", SSH_FAILED, 1000.0, began=True, stranded=True)) == [
         EndAll(AGAIN)
@@ -164,8 +165,7 @@ def test_if_the_store_is_gone_with_the_last_node_the_job_goes_on_with_another_on
 
 
 def test_a_host_whose_workers_change_gets_another_node() -> None:
-    plan = Plan(A, B)
-    plan.take(NodeBegan("b"))
+    plan = Plan(A, B, begun="b")
     more = Host("b", 8)
     assert plan.take(Listed((A, more))) == [AskNode("b")]
     assert plan.told[-1] == "b is to have 8 workers now: its node is asked to leave"
@@ -176,8 +176,7 @@ def test_a_host_whose_workers_change_gets_another_node() -> None:
 
 
 def test_a_leave_code_of_its_own_says_nothing_of_the_job() -> None:
-    plan = Plan(A, B, leave_code=0)
-    plan.take(NodeBegan("b"))
+    plan = Plan(A, B, begun="b", leave_code=0)
     plan.take(Listed((A,)))
     assert plan.ended("b", 0) == []
     assert (plan.state.code, plan.told[-1]) == (None, "b has left")
@@ -189,29 +188,11 @@ def test_a_leave_code_of_its_own_says_nothing_of_the_job() -> None:
 
 
 def test_a_node_that_does_not_leave_is_ended() -> None:
-    plan = Plan(A, B)
-    plan.take(NodeBegan("b"))
+    plan = Plan(A, B, begun="b")
     plan.take(Listed((A,)))
     assert plan.take(TimePassed(), after=plan.state.grace) == [KillNode("b")]
     plan.ended("b", SSH_FAILED)
     assert plan.told[-1] == "b: the connection is lost, or its node was killed"
-
-
-def test_a_node_that_dies_soon_after_each_start_does_not_keep_a_job() -> None:
-    plan = Plan(A)
-    begun = plan.now
-    for _ in range(200):
-        plan.take(NodeBegan("a"))
-        plan.ended("a", 139, lifetime=5.0)
-        if EndAll(3) in plan.actions:
-            break
-        moment = next_moment(plan.state)
-        assert moment is not None
-        plan.take(TimePassed(), max(0.0, moment - plan.now))
-        if EndAll(3) in plan.actions:
-            break
-    assert 600.0 <= plan.now - begun < 700.0
-    assert plan.told[-1] == "no host has had a node for 600 s (--join-timeout): the job has ended"
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -248,16 +229,22 @@ def test_if_all_stay_away_the_job_is_over() -> None:
     assert plan.ended("b", 2) == [EndAll(2)]
 
 
-def test_without_any_node_the_job_ends_when_its_patience_does() -> None:
+@pytest.mark.parametrize(
+    ("begun", "code", "lifetime"), [(False, SSH_FAILED, 0.1), (True, 139, 5.0)]
+)
+def test_without_a_node_that_lasts_the_job_ends_when_its_patience_does(
+    begun: bool, code: int, lifetime: float
+) -> None:
     plan = Plan(A)
     since = plan.now
-    for _ in range(100):
-        plan.ended("a", SSH_FAILED, 0.1, began=False)
-        moment = next_moment(plan.state)
-        assert moment is not None
-        if EndAll(3) in plan.take(TimePassed(), moment - plan.now):
-            break
-    assert 600.0 <= plan.now - since <= 700.0
+    while EndAll(3) not in plan.actions:
+        if begun:
+            plan.take(NodeBegan("a"))
+        if EndAll(3) not in plan.ended("a", code, lifetime, began=begun):
+            plan.take(TimePassed(), max(0.0, plan.pause()))
+        assert plan.now - since <= 700.0
+    assert plan.now - since >= 600.0
+    assert plan.told[-1] == "no host has had a node for 600 s (--join-timeout): the job has ended"
 
 
 def test_a_node_that_has_begun_ends_the_wait() -> None:
@@ -265,8 +252,7 @@ def test_a_node_that_has_begun_ends_the_wait() -> None:
     plan.take(NodeBegan("b"), after=500.0)
     assert plan.take(TimePassed(), after=5000.0) == []
     plan.ended("b", SSH_FAILED)
-    moment = next_moment(plan.state)
-    assert moment == plan.now + 1.0
+    assert plan.pause() == 1.0
     assert EndAll(3) not in plan.take(TimePassed(), after=599.0)
     assert EndAll(3) in plan.take(TimePassed(), after=1.0)
 
@@ -284,8 +270,7 @@ def test_a_host_that_hangs_is_told_of_once() -> None:
 
 
 def test_a_signal_has_all_leave_and_the_next_one_ends_them() -> None:
-    plan = Plan(A, B)
-    plan.take(NodeBegan("a"))
+    plan = Plan(A, B, begun="a")
     plan.ended("b", 137)
     assert plan.take(Asked(signal.SIGTERM)) == [AskNode("a")]
     assert plan.take(TimePassed(), after=50.0) == []

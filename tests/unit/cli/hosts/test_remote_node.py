@@ -1,23 +1,31 @@
-"""The far end of a node: what it is told, and what the end of its connection means."""
+"""A node on another machine, at its far end and as it is seen from here."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.cli.hosts.remote_node import BEGINS, CUT_OFF, KILL, LEAVE, environment
+from elastic_runtime.cli.hosts.host_plan import SSH_FAILED, NodeBegan, NodeEnded
+from elastic_runtime.cli.hosts.listed_hosts import Host
+from elastic_runtime.cli.hosts.remote_node import BEGINS, CUT_OFF, LEAVE, environment
+from elastic_runtime.cli.hosts.ssh_node import SshNode, ssh_command
 from elastic_runtime.errors import EXIT_LEFT, EXIT_USAGE
-from tests.unit.cli.hosts.far_machines import order, put_node
+from elastic_runtime.reporting.console import open_consoles
+from tests.processes import wait_for
+from tests.unit.cli.hosts.far_machines import FarMachines, order, put_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
 
 PATIENCE = 60.0
 FAR_END = [sys.executable, "-m", "elastic_runtime.cli.hosts.remote_node"]
@@ -30,6 +38,32 @@ time.sleep(1000)
 """
 
 
+class FarEnd:
+    """The far end, as the near end speaks with it."""
+
+    def __init__(self, package: Path, changes: str = "") -> None:
+        program = f"from elastic_runtime.cli.hosts import remote_node as r; {changes}exit(r.main())"
+        command = [sys.executable, "-c", program] if changes else FAR_END
+        pipe = subprocess.PIPE
+        self.process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        self.tell(json.dumps(order(package, "n0")).encode() + b"\n")
+
+    def tell(self, words: bytes) -> None:
+        self.process.stdin.write(words)
+        self.process.stdin.flush()
+
+    def lines(self, count: int) -> list[str]:
+        """What it says next."""
+        return [self.process.stdout.readline().decode().rstrip() for _ in range(count)]
+
+    def complains(self, words: bytes = b"") -> bool:
+        """Whether the next line of its errors begins so."""
+        return bool(self.process.stderr.readline().startswith(words))
+
+    def ends(self) -> int:
+        return int(self.process.wait(PATIENCE))
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A directory whose ``elastic_runtime`` is such a program, and no more."""
@@ -37,109 +71,77 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _start(package: Path, changes: str = "") -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    far_end = f"from elastic_runtime.cli.hosts import remote_node as r; {changes}exit(r.main())"
-    command = [sys.executable, "-c", far_end] if changes else FAR_END
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(order(package, "n0")).encode() + b"\n")
-    process.stdin.flush()
-    return process
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        assert pipe is not None
-        pipe.close()
-
-
-def _line(process: subprocess.Popen[bytes]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().decode().rstrip()
+Start = Callable[..., FarEnd]
 
 
 @pytest.fixture
-def far_end(package: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = _start(package)
-    assert (_line(process), _line(process)) == (BEGINS, "node")
-    yield process
-    _close(process)
+def start(package: Path) -> Iterator[Start]:
+    """Starts far ends, which are closed at the end of the test."""
+    started: list[FarEnd] = []
+
+    def begin(changes: str = "") -> FarEnd:
+        started.append(FarEnd(package, changes))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        with one.process as process:
+            process.kill()
 
 
-def test_there_is_one_node_at_a_time(far_end: subprocess.Popen[bytes], package: Path) -> None:
-    other = _start(package)
-    try:
-        assert other.stderr is not None
-        assert other.stderr.readline().startswith(b"waiting for another node of this run on this")
-        far_end.kill()  # and its node dies with it
-        assert (_line(other), _line(other)) == (BEGINS, "node")
-    finally:
-        _close(other)
+@pytest.fixture
+def far_end(start: Start) -> FarEnd:
+    """One whose node has begun."""
+    found = start()
+    assert found.lines(2) == [BEGINS, "node"]
+    return found
 
 
-def test_nothing_is_left_on_the_machine(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_is_one_node_at_a_time(far_end: FarEnd, start: Start) -> None:
+    other = start()
+    assert other.complains(b"waiting for another node of this run on this")
+    far_end.process.kill()  # and its node dies with it
+    assert other.lines(2) == [BEGINS, "node"]
+
+
+def test_nothing_is_left_on_the_machine(
+    package: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(package))
-    far_end = _start(package)
-    try:
-        assert (_line(far_end), _line(far_end)) == (BEGINS, "node")
-        assert [*package.glob("elastic-node-*")]
-        other = _start(package)
-        try:
-            assert other.stderr is not None
-            other.stderr.readline()  # it waits
-            assert far_end.stdin is not None
-            far_end.stdin.write(LEAVE)
-            far_end.stdin.flush()
-            assert far_end.wait(PATIENCE) == EXIT_LEFT
-            assert (_line(other), _line(other)) == (BEGINS, "node")
-            assert [*package.glob("elastic-node-*")]  # its own, and not the one that it waited for
-            assert other.stdin is not None
-            other.stdin.close()
-            other.wait(PATIENCE)
-        finally:
-            _close(other)
-    finally:
-        _close(far_end)
+    far_end = start()
+    assert far_end.lines(2) == [BEGINS, "node"]
+    assert [*package.glob("elastic-node-*")]
+    other = start()
+    assert other.complains()  # it waits
+    far_end.tell(LEAVE)
+    assert far_end.ends() == EXIT_LEFT
+    assert other.lines(2) == [BEGINS, "node"]
+    assert [*package.glob("elastic-node-*")]  # its own, and not the one that it waited for
+    other.process.stdin.close()
+    other.ends()
     assert not [*package.glob("elastic-node-*")]
 
 
 def test_a_link_of_another_user_is_not_followed(
-    package: Path, monkeypatch: pytest.MonkeyPatch
+    package: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(package))
     lock = order(package, "n0")["lock"]
     (package / f"elastic-node-{os.getuid()}-{lock}").symlink_to(package / "elsewhere")
-    far_end = _start(package)
-    try:
-        assert far_end.wait(PATIENCE) == EXIT_USAGE
-        assert not (package / "elsewhere").exists()
-    finally:
-        _close(far_end)
+    assert start().ends() == EXIT_USAGE
+    assert not (package / "elsewhere").exists()
 
 
-def test_who_waits_for_the_former_node_may_be_asked_to_leave(
-    far_end: subprocess.Popen[bytes], package: Path
-) -> None:
-    other = _start(package)
-    try:
-        assert other.stdin is not None
-        other.stdin.write(LEAVE)
-        other.stdin.flush()
-        assert other.wait(PATIENCE) == EXIT_LEFT
-    finally:
-        _close(other)
+def test_who_waits_for_the_former_node_may_be_asked_to_leave(far_end: FarEnd, start: Start) -> None:
+    other = start()
+    other.tell(LEAVE)
+    assert other.ends() == EXIT_LEFT
 
 
-def test_a_near_end_that_says_nothing_more_is_gone(package: Path) -> None:
-    silent = _start(package, "r.SILENCE = 1.0; ")
-    try:
-        assert (_line(silent), _line(silent), _line(silent)) == (BEGINS, "node", "asked")
-        assert silent.wait(PATIENCE) == CUT_OFF  # not as one that somebody has asked to leave
-    finally:
-        _close(silent)
+def test_a_near_end_that_says_nothing_more_is_gone(start: Start) -> None:
+    silent = start("r.SILENCE = 1.0; ")
+    assert silent.lines(3) == [BEGINS, "node", "asked"]
+    assert silent.ends() == CUT_OFF  # not as one that somebody has asked to leave
 
 
 def test_the_environment_is_that_of_both_ends() -> None:
@@ -148,34 +150,17 @@ def test_the_environment_is_that_of_both_ends() -> None:
     assert environment(theirs, ours) == {"PATH": "far", "HOME": "/far", "HF_HOME": "x"}
 
 
-@pytest.mark.parametrize("word", [LEAVE, b""])
-def test_a_word_asks_the_node_to_leave_and_so_does_the_end_of_all_words(
-    far_end: subprocess.Popen[bytes], word: bytes
-) -> None:
-    assert far_end.stdin is not None
-    assert far_end.stdout is not None
-    if word:
-        far_end.stdin.write(word)
-        far_end.stdin.flush()
-    else:
-        far_end.stdin.close()
-    assert far_end.stdout.readline() == b"asked\n"
-    assert far_end.wait(PATIENCE) == (EXIT_LEFT if word else CUT_OFF)
+def test_the_end_of_all_words_asks_the_node_to_leave(far_end: FarEnd) -> None:
+    far_end.process.stdin.close()
+    assert far_end.lines(1) == ["asked"]
+    assert far_end.ends() == CUT_OFF
 
 
-def test_a_word_ends_the_node(far_end: subprocess.Popen[bytes]) -> None:
-    assert far_end.stdin is not None
-    far_end.stdin.write(KILL)
-    far_end.stdin.flush()
-    assert far_end.wait(PATIENCE) == 128 + signal.SIGKILL
-
-
-def test_no_hang_up_ends_it_before_its_node(far_end: subprocess.Popen[bytes]) -> None:
+def test_no_hang_up_ends_it_before_its_node(far_end: FarEnd) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        far_end.send_signal(number)
-    assert far_end.stdin is not None
-    far_end.stdin.close()
-    assert far_end.wait(PATIENCE) == CUT_OFF
+        far_end.process.send_signal(number)
+    far_end.process.stdin.close()
+    assert far_end.ends() == CUT_OFF
 
 
 @pytest.mark.parametrize(
@@ -195,3 +180,99 @@ def test_what_is_no_order_is_said(line: bytes, said: str) -> None:
     assert said in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert done.stdout == b""
+
+
+class Seen:
+    """A node, what it prints, and what is heard of it."""
+
+    def __init__(self, folder: Path, only_events: bool) -> None:
+        self.far = FarMachines(folder)
+        self._events: queue.SimpleQueue[NodeBegan | NodeEnded] = queue.SimpleQueue()
+        self._outputs = [(folder / name).open("wb") for name in ("out", "err")]
+        self._consoles = open_consoles(*(file.fileno() for file in self._outputs), lambda: None)
+        self._consoles["stderr"].only_events = only_events
+        self._folder = folder
+
+    def start(self, host: str) -> SshNode:
+        return SshNode(
+            Host(host),
+            self.far.ssh,
+            self.far.order(Host(host)),
+            f"[{host}] ".encode(),
+            self._consoles,
+            self._events.put,
+        )
+
+    def next(self) -> Any:
+        return self._events.get(timeout=PATIENCE)
+
+    def wait_for(self, text: str) -> None:
+        wait_for(lambda: text in (self._folder / "out").read_text(), PATIENCE, text)
+
+    def printed(self) -> tuple[str, str]:
+        for console in self._consoles.values():
+            console.close()
+        return (self._folder / "out").read_text(), (self._folder / "err").read_text()
+
+
+@pytest.fixture(params=[False])
+def seen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Seen]:
+    yield (it := Seen(tmp_path, request.param))
+    it.printed()
+    for file in it._outputs:
+        file.close()
+
+
+def test_the_options_of_a_user_come_first() -> None:
+    command = ssh_command(["ssh", "-p", "2222"], "n0", "/a b/python")
+    assert command[:3] == ["ssh", "-p", "2222"]
+    assert "BatchMode=yes" in command  # nobody is there to type a password
+    assert command[-2:] == ["n0", "exec '/a b/python' -m elastic_runtime.cli.hosts.remote_node"]
+
+
+def test_what_it_prints_is_shown_with_its_name(seen: Seen) -> None:
+    node = seen.start("n0")
+    assert seen.next() == NodeBegan("n0")
+    seen.wait_for("trains")
+    node.leave()
+    ended = seen.next()
+    assert (ended.name, ended.code, ended.began) == ("n0", 5, True)
+    # Without what the login shell has said.
+    assert seen.printed() == ("[n0] n0 trains --workers 0\n[n0] n0 leaves\n", "[n0] warning\n")
+
+
+@pytest.mark.parametrize("seen", [True], indirect=True)
+def test_where_a_program_reads_all_of_it_is_events(seen: Seen) -> None:
+    seen.start("gone")
+    seen.next()
+    seen.start("n0").leave()
+    assert seen.next() == NodeBegan("n0")
+    seen.next()
+    said = [json.loads(line) for line in seen.printed()[1].splitlines()]
+    assert [(one["event"], one["node"], one["line"]) for one in said][:1] == [
+        ("agent.line", "gone", "ssh: no route to gone")
+    ]
+    assert all(one["node"] == "n0" for one in said[1:])
+
+
+@pytest.mark.parametrize(("host", "code"), [("gone", SSH_FAILED), ("poor", 127)])
+def test_one_that_does_not_begin_is_none(seen: Seen, host: str, code: int) -> None:
+    seen.start(host)
+    ended = seen.next()
+    assert (ended.code, ended.began) == (code, False)
+    assert seen.printed()[1].startswith(f"[{host}] s")
+
+
+def test_a_node_can_be_ended_at_once(seen: Seen) -> None:
+    node = seen.start("n0")
+    seen.next()
+    node.kill()
+    assert seen.next().code == 137
+
+
+def test_a_cut_connection_has_the_node_leave(seen: Seen) -> None:
+    node = seen.start("n0")
+    seen.next()
+    node.cut()
+    ended = seen.next()
+    assert (ended.code, ended.began) == (SSH_FAILED, True)

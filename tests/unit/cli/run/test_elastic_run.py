@@ -1,20 +1,28 @@
-"""``elastic-run`` as a whole, up to the agent; what it says of mistakes is in test_mistakes."""
+"""``elastic-run`` up to the agent; what it says of mistakes is in test_mistakes."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic_runtime.cli.run.elastic_run import main
-from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.cli.run.local_nodes import combined_exit_code, watched
+from elastic_runtime.cli.run.worker_program import check_entry
+from elastic_runtime.config import COMMAND, MODULE, SCRIPT, Entry
+from elastic_runtime.errors import EXIT_CRASHED, EXIT_LEFT, EXIT_USAGE, UsageError
 from tests.processes import PROGRAM_TIMEOUT
+from tests.unit.cli.stand_ins import StandIns, python
 
 if TYPE_CHECKING:
+    import random
     from pathlib import Path
 
 
@@ -30,18 +38,6 @@ def test_an_address_of_another_machine_cannot_be_listened_at(
 ) -> None:
     assert main(["--listen", "192.0.2.7:29400", "train.py"]) == 2
     assert "cannot listen at 192.0.2.7, port 29400" in capsys.readouterr().err
-
-
-def test_a_bad_command_line_in_a_process_of_its_own(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", "--max", "0", "train.py"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        "elastic-run: error: --max=0: a job needs at least one node"
-    )
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,23 +67,121 @@ def test_the_first_process_of_a_container_can_be_ended_while_it_starts() -> None
     assert ended.returncode == EXIT_LEFT
 
 
-def test_a_batch_script_of_one_node_tells_it_where_it_is(tmp_path: Path) -> None:
-    script, called = tmp_path / "train.py", tmp_path / "called"
-    script.touch()
-    for name, does in (("srun", f'echo "$@" >{called}'), ("scontrol", "exit 1")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
-    task = {
-        **{"SLURM_JOB_ID": "21", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "x"},
-        **{"SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1"},
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-    }
-    options = ("--requeue", "--listen", "127.0.0.1:0", "--node-topology", "z/r")
-    subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", *options, str(script)],
-        env={**os.environ, **task},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=PROGRAM_TIMEOUT,
-    )
-    assert "--node-topology z/r" in called.read_text()
+def test_a_batch_script_of_one_node_tells_it_where_it_is(folder: Path, stand_ins: StandIns) -> None:
+    stand_ins.put("srun", "")
+    stand_ins.put("scontrol", "exit 1")
+    task = {"SLURM_JOB_ID": "21", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "x"}
+    nodes = {"SLURM_JOB_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1"}
+    options = "--requeue --listen 127.0.0.1:0 --node-topology z/r train.py"
+    python("-m", "elastic_runtime", *options.split(), **task, **nodes)
+    (started,) = (call for call in stand_ins.calls() if call.startswith("srun"))
+    assert "--node-topology z/r" in started
+
+
+HOST_NODE = "-m", "elastic_runtime.cli.run.host_node", "command"
+
+
+def test_a_broken_package_is_no_failed_job(tmp_path: Path) -> None:
+    """Else the job would be taken for over, on all machines."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart is not there')")
+    ended = python(*HOST_NODE, "train.py", PYTHONPATH=str(tmp_path))
+    assert ended.returncode == EXIT_CRASHED
+    assert "libcudart is not there" in ended.stderr
+
+
+def test_a_wrong_flag_is_said() -> None:
+    ended = python(*HOST_NODE, "--nonsense", "train.py")
+    assert ended.returncode == EXIT_USAGE
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0, 0, 0], 0),
+        ([0, -9, 0], 0),  # a node was killed, the others ended well: the job is done
+        ([5, 0, 4], 0),
+        ([1, 5, -9], 1),
+        ([3, 3], 3),
+        ([5, 4, 3], 3),
+        ([5, 5], 5),
+        ([2, 2], 2),
+        ([-9, -9], 137),
+        ([-15, -15], 143),
+        ([], 1),
+    ],
+)
+def test_one_exit_code_of_many(codes: list[int], expected: int) -> None:
+    assert combined_exit_code(codes) == expected
+
+
+@given(st.lists(st.integers(-15, 5), min_size=1), st.randoms(use_true_random=False))
+def test_the_order_of_the_nodes_does_not_matter(codes: list[int], chance: random.Random) -> None:
+    shuffled = list(codes)
+    chance.shuffle(shuffled)
+    assert combined_exit_code(codes) == combined_exit_code(shuffled)
+    assert (combined_exit_code(codes) == 0) == (0 in codes)
+
+
+def test_a_signal_that_is_ignored_from_the_start_is_no_request() -> None:
+    """The nodes ignore it, too: counted, it would make the next one a second request."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        waits = watched(["SIGTERM", "SIGHUP"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP not in waits
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= waits
+    assert signal.SIGHUP in watched(["SIGTERM"])
+
+
+_SPOILED = "raise SystemExit('a package was imported just to look for a module')"
+
+
+@pytest.fixture
+def modules(folder: Path) -> Path:
+    """A package with a module, one that can be run, one that cannot be imported."""
+    for name in ("plain", "runnable"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(_SPOILED)
+    (folder / "plain" / "train.py").write_text("")
+    (folder / "runnable" / "__main__.py").write_text("")
+    (folder / "namespace").mkdir()
+    (folder / "namespace" / "train.py").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        (SCRIPT, "train.py"),
+        (SCRIPT, "./train.py"),
+        (MODULE, "train"),
+        (MODULE, "plain.train"),
+        (MODULE, "runnable"),
+        (MODULE, "namespace.train"),
+        (MODULE, "json.tool"),
+        (COMMAND, "sh"),
+        (COMMAND, sys.executable),
+    ],
+)
+def test_what_can_be_run(modules: Path, kind: str, target: str) -> None:
+    check_entry(Entry(kind, target))
+
+
+def test_a_far_fetched_guess_is_not_made(modules: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_entry(Entry(SCRIPT, "trial2.py"))
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_script_that_may_not_be_read(folder: Path) -> None:
+    (folder / "train.py").chmod(0)
+    with pytest.raises(UsageError, match="cannot be read"):
+        check_entry(Entry(SCRIPT, "train.py"))
+
+
+def test_modules_of_another_interpreter_are_its_own_affair() -> None:
+    check_entry(Entry(MODULE, "nothing.here", python=sys.executable))

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.cli.run import slurm_step
-from elastic_runtime.cli.run.slurm_step import (
-    SlurmStep,
-    conclude,
-    refuse_finished,
-    srun_command,
-)
+from elastic_runtime.cli.run.slurm_step import SlurmStep, conclude, refuse_finished, srun_command
 from elastic_runtime.cli.run_in_store import RunInStore
 from elastic_runtime.cli.slurm.job_end import JobEnd
 from elastic_runtime.cli.slurm.slurm_task import SlurmTask

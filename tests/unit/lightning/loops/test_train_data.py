@@ -1,4 +1,4 @@
-"""The user's loader, with a sampler that knows all worlds."""
+"""The user's loader, with a sampler that knows all worlds; and the counters of the loops."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    WeightedRandomSampler,
-)
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import ChainDataset, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
+from elastic_runtime.lightning import trainer_parts
+from elastic_runtime.lightning.elastic_strategy import ElasticStrategy
+from elastic_runtime.lightning.loops.loop_counters import LoopCounters, settle_loaded
 from elastic_runtime.lightning.loops.train_data import DataSettings, TrainData
+from tests.unit.lightning.trainers import Line, loader, trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from elastic_runtime.lightning.loops.elastic_fit_loop import ElasticFitLoop
+
 
 NUMBERS = torch.arange(40)
 
@@ -54,13 +56,6 @@ def test_the_global_batch_can_be_given() -> None:
     assert len(data.dataloader()) == 4
 
 
-def test_its_length_is_that_of_the_whole_epoch_also_in_the_middle() -> None:
-    data = train_data(DataLoader(NUMBERS, batch_size=8))
-    batches = data.dataloader()
-    data.sampler.commit()
-    assert (len(batches), len(data.sampler)) == (5, 4)
-
-
 def test_accumulated_gradients_are_pieces_of_a_batch() -> None:
     data = train_data(DataLoader(NUMBERS, batch_size=4), accumulate_grad_batches=3)
     batches = data.dataloader()
@@ -75,20 +70,10 @@ def test_shuffled_data_come_in_a_random_order_once() -> None:
     assert sorted(shuffled) == list(range(40)) != shuffled
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"sampler": DistributedSampler(NUMBERS, 2, 0, shuffle=False)},
-    ],
-)
-def test_other_data_come_in_their_own_order(options: dict[str, Any]) -> None:
-    assert epoch_of(train_data(DataLoader(NUMBERS, batch_size=8, **options))) == list(range(40))
-
-
 def test_overfitting_turns_the_shuffling_off() -> None:
     data = train_data(DataLoader(NUMBERS, batch_size=8, shuffle=True), overfit_batches=2)
-    assert epoch_of(data) == list(range(40))
+    plain = train_data(DataLoader(NUMBERS, batch_size=8))
+    assert epoch_of(data) == epoch_of(plain) == list(range(40))
 
 
 def test_a_weighted_sampler_draws_as_it_was_told() -> None:
@@ -99,35 +84,11 @@ def test_a_weighted_sampler_draws_as_it_was_told() -> None:
     assert min(drawn) >= 30
 
 
-@pytest.mark.parametrize(("count", "again"), [(25, False), (60, False), (60, True)])
-def test_a_random_sampler_of_another_length(count: int, again: bool) -> None:
-    sampler = RandomSampler(NUMBERS, replacement=again, num_samples=count)
-    drawn = epoch_of(train_data(DataLoader(NUMBERS, batch_size=8, sampler=sampler)))
-    assert len(drawn) == count
-    assert (len(set(drawn)) == min(count, 40)) is not again
-
-
 def test_a_sampler_of_ours_is_taken_as_it_is() -> None:
     own = ElasticBatchSampler(NUMBERS, 10, order=lambda epoch, rng: reversed(range(40)))
     data = train_data(DataLoader(NUMBERS, batch_sampler=own))
     assert epoch_of(data) == list(reversed(range(40)))
     assert data.sampler is own
-
-
-def test_what_is_ready_is_not_read_again() -> None:
-    data = train_data(DataLoader(NUMBERS, batch_size=8))
-    batches = data.dataloader()
-    assert not batches.is_ready
-    begun = iter(batches)
-    assert batches.is_ready
-    next(begun)
-    assert not batches.is_ready
-    iter(batches)
-    data.sampler.commit()
-    assert not batches.is_ready, "it begins where the sampler is not any more"
-    iter(batches)
-    batches.enter()
-    assert not batches.is_ready, "it was begun in another world"
 
 
 def test_an_epoch_begins_at_its_beginning_whatever_was_left_of_the_last() -> None:
@@ -138,31 +99,14 @@ def test_an_epoch_begins_at_its_beginning_whatever_was_left_of_the_last() -> Non
     assert (data.sampler.epoch, data.sampler.cursor) == (1, 0)
 
 
-class Forwards(Sampler[int]):
-    """One of the user's own."""
-
-    def __iter__(self) -> Any:
-        return iter(range(40))
-
-    def __len__(self) -> int:
-        return 40
-
-
-class Endless(IterableDataset[int]):
-    """Without numbers."""
-
-    def __iter__(self) -> Any:
-        return iter(int, 1)
-
-
 @pytest.mark.parametrize(
     ("given", "trainer", "words"),
     [
         (lambda: [DataLoader(NUMBERS), DataLoader(NUMBERS)], {}, "one torch.utils.data.DataLoader"),
-        (lambda: DataLoader(Endless()), {}, "map-style"),
+        (lambda: DataLoader(ChainDataset([])), {}, "map-style"),
         (lambda: DataLoader(NUMBERS, batch_size=None), {}, "no batch_size"),
         (lambda: DataLoader(NUMBERS, batch_sampler=[[1, 2]]), {}, "ElasticBatchSampler"),
-        (lambda: DataLoader(NUMBERS, sampler=Forwards()), {}, "Forwards"),
+        (lambda: DataLoader(NUMBERS, sampler=SubsetRandomSampler([1])), {}, "SubsetRandom"),
         (lambda: DataLoader(NUMBERS), {"reload_dataloaders_every_n_epochs": 1}, "leave it out"),
         (
             lambda: DataLoader(NUMBERS, batch_sampler=ElasticBatchSampler(NUMBERS, 4)),
@@ -178,13 +122,106 @@ def test_what_has_no_position_is_refused(
         train_data(given(), **trainer).dataloader()
 
 
-def test_a_global_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least one sample"):
-        DataSettings(0, None, 1)
-
-
 def test_the_jobs_batch_counts_before_the_loaders() -> None:
     assert DataSettings(None, 0, 2, recorded=10).micro_batch(8) == 10
     assert DataSettings(None, 0, 2).micro_batch(8) == 16
     with pytest.raises(UsageError, match="batches of 10 samples"):
         DataSettings(12, 0, 2, recorded=10)
+
+
+def ready(folder: Path, batch: int = 8, **options: Any) -> ElasticFitLoop:
+    """The loop of a trainer whose data are set up: five batches an epoch."""
+    trainer_parts._has_fitted = False
+    made = trainer(folder, ElasticStrategy(folder / "job", global_batch=batch), **options)
+    module = Line()
+    made._data_connector.attach_data(module, train_dataloaders=loader())
+    made.state.fn = TrainerFn.FITTING
+    made.training = True
+    made.strategy.connect(module)
+    made.strategy.setup_environment()
+    loop: ElasticFitLoop = made.fit_loop
+    loop.min_epochs, loop.max_epochs = 0, 2
+    loop.setup_data()
+    return loop
+
+
+def advance(loop: ElasticFitLoop, batches: int) -> None:
+    """Counts as the loops do, in the middle of the first epoch, after the optimizer."""
+    loop.epoch_progress.increment_ready()
+    loop.epoch_progress.increment_started()
+    for _ in range(batches):
+        progress = loop.epoch_loop.batch_progress
+        progress.increment_ready()
+        progress.increment_started()
+        progress.increment_processed()
+        progress.increment_completed()
+        loop.train_data.sampler.commit()
+
+
+def test_they_come_back_as_they_were(tmp_path: Path) -> None:
+    one, other = ready(tmp_path), ready(tmp_path)
+    counters = LoopCounters(one)
+    advance(one, 2)
+    counters.commit()
+    LoopCounters(other).load_state_dict(counters.state_dict())
+    assert other.epoch_loop.batch_progress == one.epoch_loop.batch_progress
+    assert other.epoch_progress == one.epoch_progress
+    assert other.epoch_loop.owes
+    assert LoopCounters(other).state_dict() == counters.state_dict()
+
+
+def test_a_step_that_was_cut_off_is_completed(tmp_path: Path) -> None:
+    loop = ready(tmp_path)
+    advance(loop, 1)
+    loop.epoch_loop.batch_progress.increment_ready()
+    loop.epoch_loop.batch_progress.increment_started()  # and then its optimizer has stepped
+    counters = LoopCounters(loop)
+    counters.commit()
+    state = counters.state_dict()
+    assert state["batch.current.completed"] == state["batch.total.processed"] == 2
+    assert state["owes"]
+
+
+def test_who_joins_takes_the_global_batch_of_the_job(tmp_path: Path) -> None:
+    job, newcomer = ready(tmp_path), ready(tmp_path, batch=20)
+    assert newcomer.max_batches == 2
+    with pytest.warns(UserWarning, match=r"8 samples.*begun with 20.*global_batch=8"):
+        LoopCounters(newcomer).load_state_dict(LoopCounters(job).state_dict())
+    assert newcomer.train_data.sampler.batch_sizes == (8, 8)
+    assert newcomer.max_batches == len(newcomer.train_data.batches) == 5
+    assert newcomer._combined_loader is not None
+    assert newcomer._combined_loader.limits == [5]
+
+
+def test_other_data_in_the_middle_of_an_epoch_are_refused(tmp_path: Path) -> None:
+    job, other = ready(tmp_path), ready(tmp_path, limit_train_batches=3)
+    advance(job, 2)
+    with pytest.raises(UsageError, match=r"had 5 batches.*has 3 now"):
+        LoopCounters(other).load_state_dict(LoopCounters(job).state_dict())
+
+
+def test_a_checkpoint_of_lightnings_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    saved, loop = ready(tmp_path), ready(tmp_path)
+    advance(saved, 3)
+    loop.load_state_dict(saved.state_dict())
+    settle_loaded(loop)
+    sampler = loop.train_data.sampler
+    assert (sampler.epoch, sampler.cursor) == (0, 24)
+    assert not loop.restarting
+    assert not loop.epoch_loop.owes
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_checkpoint_of_lightnings_at_the_end_of_an_epoch(
+    tmp_path: Path, is_counted: bool
+) -> None:
+    saved, loop = ready(tmp_path), ready(tmp_path)
+    advance(saved, 5)
+    if is_counted:
+        saved.epoch_progress.increment_processed()
+        saved.epoch_progress.increment_completed()
+    loop.load_state_dict(saved.state_dict())
+    settle_loaded(loop)
+    sampler = loop.train_data.sampler
+    assert (sampler.epoch, sampler.cursor) == (1, 0)
+    assert loop.epoch_progress.current.completed == 1

@@ -1,22 +1,24 @@
-"""A Trainer's data: the same steps in every world, and never more at once than fits."""
+"""A Trainer's data: the same steps in every world, never more at once than fits."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import ChainDataset, DataLoader, SubsetRandomSampler, WeightedRandomSampler
+from transformers import TrainerCallback, TrainerState
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
-from elastic_runtime.transformers import ElasticTrainer
+from elastic_runtime.transformers import ElasticOptions, ElasticTrainer
+from elastic_runtime.transformers.steps.step_callbacks import begin_at
 from elastic_runtime.transformers.steps.train_batches import TrainBatches
 from tests.unit.transformers.hf_trainers import Numbers, trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -119,29 +121,12 @@ def test_a_loader_of_the_users(tmp_path: Path) -> None:
     assert data.pieces == 2
 
 
-class Backwards(Sampler[int]):
-    """An order that nobody knows."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(23, -1, -1))
-
-    def __len__(self) -> int:
-        return 24
-
-
-class Stream(IterableDataset[dict[str, Any]]):
-    """Has no numbers."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(())
-
-
 @pytest.mark.parametrize(
     ("loader", "says"),
     [
         (lambda: [1, 2], "gives a list"),
-        (lambda: DataLoader(Stream(), 4), "train_dataset is iterable"),
-        (lambda: DataLoader(Numbers(), 4, sampler=Backwards()), "order of a Backwards"),
+        (lambda: DataLoader(ChainDataset([]), 4), "train_dataset is iterable"),
+        (lambda: DataLoader(Numbers(), 4, sampler=SubsetRandomSampler([1])), "order of a Subset"),
         (lambda: DataLoader(Numbers(), batch_sampler=[[1, 2]]), "order of a list"),
     ],
 )
@@ -150,3 +135,55 @@ def test_data_that_cannot_be_continued(tmp_path: Path, loader: Any, says: str) -
     made.loader = loader()
     with pytest.raises(UsageError, match=says):
         TrainBatches(made, 0, 0)
+
+
+class Epochs(TrainerCallback):
+    """What a callback sees of them."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(state.epoch)
+
+
+def test_epochs_are_counted_by_steps(tmp_path: Path) -> None:
+    # The last step has 4 samples, and one micro-batch instead of three.
+    saved = ElasticOptions(global_batch=10, in_place=False, every="1h")
+    epochs = Epochs()
+    trainer(tmp_path, saved, callbacks=[epochs], num_train_epochs=2).train()
+    assert epochs.seen == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2])
+
+
+def data(folder: Path, **options: Any) -> TrainBatches:
+    """Steps of 8 samples."""
+    return TrainBatches(trainer(folder, **options), 8, 0)
+
+
+def test_a_job_goes_on_exactly_where_a_checkpoint_was_made(tmp_path: Path) -> None:
+    saved = ElasticOptions(global_batch=8, in_place=False, every="1h")
+    trainer(tmp_path, saved, save_strategy="steps", save_steps=4).train()
+    checkpoint = tmp_path / "out" / "checkpoint-4"
+    position = json.loads((checkpoint / "elastic_sampler.json").read_text())
+    assert (position["epoch"], position["cursor"]) == (1, 8)
+    begun = data(tmp_path)
+    begin_at(str(checkpoint), TrainerState(epoch=0.5), begun)
+    assert (begun.sampler.epoch, begun.sampler.cursor) == (1, 8)
+    with pytest.raises(UsageError, match="of a data set of 24 samples, this one has 30"):
+        begin_at(str(checkpoint), TrainerState(), data(tmp_path, train_dataset=Numbers(30)))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "place", "warns"), [(2.0, (2, 0), 0), (1 + 2 / 3, (1, 16), 1), (1.9999, (2, 0), 0)]
+)
+def test_a_checkpoint_of_a_plain_trainer_has_no_exact_place(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    epoch: float,
+    place: tuple[int, int],
+    warns: int,
+) -> None:
+    begun = data(tmp_path)
+    begin_at(str(tmp_path), TrainerState(epoch=epoch), begun)
+    assert (begun.sampler.epoch, begun.sampler.cursor) == place
+    assert caplog.text.count("in another order") == warns
