@@ -1,45 +1,38 @@
-"""What tests of rollouts share: templates that change, and rounds that agents report."""
+"""What tests of rollouts share: jobs whose template changes, and how far that has come."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from elastic_runtime.controller.decide.job_types import AgentReport, Problem
+from elastic_runtime.controller.decide.job_types import Problem
 from elastic_runtime.controller.decide.rollout import REFUSED
 from tests.unit.controller.simulated import Cluster, running
 
 REFUSAL = Problem(REFUSED, 'unknown field "spec.containers[0].arg"', "spec.…template")
 
 
-def change_template(cluster: Cluster, image: str = "img:2") -> None:
-    """A user changes the image of the workers."""
-    worker = cluster.job["spec"]["replicaSpecs"]["Worker"]
-    worker["template"]["spec"]["containers"][0]["image"] = image
-    cluster.edit()
-
-
 def images(cluster: Cluster) -> dict[int, str]:
     """What the pods run, by index."""
-    found = {}
-    for pod in cluster.pods.values():
-        found[pod.index] = cluster.manifests[pod.name]["spec"]["containers"][0]["image"]
-    return dict(sorted(found.items()))
+    return {index: cluster.worker(index)["image"] for index in cluster.indices}
 
 
-def in_round(cluster: Cluster, number: int, nodes: int) -> None:
-    """The agents are in this round."""
-    cluster.report = AgentReport(round=number, world=nodes, nodes=nodes, ready=True)
-
-
-def leaving(cluster: Cluster) -> list[int]:
-    return sorted(pod.index for pod in cluster.pods.values() if pod.deleting)
+def in_round(replicas: int = 3, **spec: Any) -> Cluster:
+    """A job whose pods are replaced one after the other, and whose agents are in round 1."""
+    cluster = running(replicas, rollout="Rolling", **spec)
+    cluster.in_round(1, min(replicas, cluster.job["spec"]["maxReplicas"])).settle()
+    return cluster
 
 
 def rolling(replicas: int = 3, **spec: Any) -> Cluster:
-    """A job whose agents are in round 1, and whose template has just changed."""
-    cluster = running(replicas, rollout="Rolling", **spec)
-    in_round(cluster, 1, replicas)
-    cluster.settle()
-    change_template(cluster)
-    cluster.settle()
+    """The same, and the template has just changed."""
+    cluster = in_round(replicas, **spec)
+    cluster.change_template().settle()
+    return cluster
+
+
+def succeeded(cluster: Cluster, ago: float = 15.0) -> Cluster:
+    """The same, and the pod that left is followed by another, which runs and is in no round."""
+    left = len(cluster.indices)
+    cluster.vanish().in_round(2, left).settle()
+    cluster.run(ago=ago).settle()
     return cluster

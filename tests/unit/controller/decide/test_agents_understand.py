@@ -11,7 +11,7 @@ from elastic_runtime.cli.flags.setting_sources import read_settings
 from elastic_runtime.cli.run.job_from_command import Job, read_job
 from elastic_runtime.cli.run.store_target import TorchrunTarget
 from tests.unit.controller.jobs import CLASSIC, UID, container, job
-from tests.unit.controller.simulated import Cluster
+from tests.unit.controller.simulated import begun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,7 @@ def parser() -> Parser:
 
 def started(parser: Parser, made: Any) -> Job | TorchrunTarget:
     """What an agent makes of the first pod of a job."""
-    cluster = Cluster(made)
-    cluster.settle()
+    cluster = begun(made)
     name = f"{made['metadata']['name']}-worker-0"
     worker = cluster.manifests[name]["spec"]["containers"][0]
     environ = {each["name"]: each["value"] for each in worker["env"] if "value" in each}

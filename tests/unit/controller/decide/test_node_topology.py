@@ -15,7 +15,7 @@ from elastic_runtime.controller.decide.manifests import settings_mark, template_
 from elastic_runtime.controller.decide.node_topology import unknown
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.unit.controller.jobs import container, job
-from tests.unit.controller.simulated import Cluster, running
+from tests.unit.controller.simulated import Cluster, begun, running
 
 LABELS = ("zone", "block", "rack")
 TOPOLOGY = {"nodeLabels": list(LABELS)}
@@ -140,8 +140,7 @@ def notes(cluster: Cluster) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def test_a_pod_is_told_when_it_has_a_node_and_once() -> None:
-    cluster = Cluster(job(topology=TOPOLOGY))
-    cluster.settle()
+    cluster = begun(job(topology=TOPOLOGY))
     assert notes(cluster) == []
     cluster.change(0, node="n1")
     assert notes(cluster) == [("digits-worker-0", "n1", LABELS)]
@@ -163,10 +162,8 @@ def test_a_pod_is_told_when_it_has_a_node_and_once() -> None:
     ids=str,
 )
 def test_who_needs_nothing_is_not_asked_for(fields: dict[str, Any]) -> None:
-    cluster = Cluster(job(replicas=1, topology=TOPOLOGY))
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
+    cluster = begun(job(replicas=1, topology=TOPOLOGY))
+    cluster.run().settle()
     cluster.change(0, **{"node": "n1", "topology": ""} | fields)
     assert notes(cluster) == []
 
@@ -181,8 +178,7 @@ def test_the_controllers_own_labels_are_asked_for() -> None:
 
 
 def test_that_it_is_unknown_is_told_once_and_changes_no_condition() -> None:
-    cluster = Cluster(job(topology=TOPOLOGY))
-    cluster.settle()
+    cluster = begun(job(topology=TOPOLOGY))
     before = cluster.status["conditions"]
     problem = node_topology.unknown('nodes "n1" is forbidden')
     seen = replace(cluster.observed(), asides=(problem,))
@@ -212,9 +208,7 @@ def test_a_right_that_is_lacking_is_one_problem_whatever_pod_shows_it() -> None:
 
 def test_a_pod_that_is_to_go_is_told_nothing() -> None:
     cluster = running(2, topology=TOPOLOGY)
-    cluster.change(1, topology="")
-    cluster.edit(replicas=1)
-    plan = cluster.decide()
+    plan = cluster.change(1, topology="").edit(replicas=1).decide()
     uid = cluster.pods["digits-worker-1"].uid
     assert [one.uid for one in plan.actions if isinstance(one, DeletePod)] == [uid]
     assert not any(isinstance(one, NoteTopology) for one in plan.actions)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from elastic_runtime.controller.decide.job_types import AgentReport, CheckPod, DeletePod
 from elastic_runtime.controller.decide.rollout import REFUSED
-from tests.unit.controller.decide.rollouts import (
-    REFUSAL,
-    change_template,
-    images,
-    in_round,
-    leaving,
-    rolling,
-)
+from tests.unit.controller.decide.rollouts import REFUSAL, images, in_round, rolling, succeeded
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster, running
 
@@ -28,25 +20,12 @@ def deleted(cluster: Cluster) -> list[str]:
 
 def about_to_go() -> Cluster:
     """A job of three pods, the last of which is chosen to be replaced, and still there."""
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    cluster.step()
+    cluster = in_round()
+    cluster.change_template().step()
     cluster.step()
     assert cluster.status["memory"]["roll"]["index"] == 2
-    assert leaving(cluster) == []
+    assert cluster.leaving == []
     return cluster
-
-
-def succeed(cluster: Cluster, number: int, nodes: int = 3) -> None:
-    """The pod that left is followed by another, and all are in a round."""
-    cluster.vanish()
-    in_round(cluster, number - 1, nodes - 1)
-    cluster.settle()
-    cluster.run()
-    in_round(cluster, number, nodes)
-    cluster.settle()
 
 
 # ---------------------------------------------------------------- a template that does not work
@@ -56,113 +35,69 @@ def succeed(cluster: Cluster, number: int, nodes: int = 3) -> None:
     ("code", "reason"), [(2, ""), (1, ""), (128, "StartError"), (127, "ContainerCannotRun")]
 )
 def test_a_pod_that_cannot_start_says_something_about_its_template(code: int, reason: str) -> None:
-    cluster = rolling()
-    cluster.vanish()
-    in_round(cluster, 2, 2)
-    cluster.settle()
-    cluster.run(ago=1)
-    cluster.settle()
-    cluster.end(2, code, reason)
-    cluster.now += 90
-    cluster.settle()
+    cluster = succeeded(rolling(), ago=1)
+    cluster.end(2, code, reason).wait(90).settle()
     assert not cluster.ended
     assert cluster.holds("Running")
     assert cluster.status["attempt"] == 0
-    assert leaving(cluster) == []
-    assert (
-        "digits-worker-2 runs (digits-worker-2 ended: "
-        in (cluster.condition("Outdated")["message"])
-    )
+    assert cluster.leaving == []
+    words = "digits-worker-2 runs (digits-worker-2 ended: "
+    cluster.expect("Outdated", True, "Rolling", words)
 
 
 def test_other_settings_count_as_another_template() -> None:
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    cluster.edit(nprocPerNode="gpu")
-    cluster.settle()
-    assert leaving(cluster) == [2]
-    cluster.vanish()
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
-    cluster.end(2, 2)
-    cluster.settle()
+    cluster = in_round()
+    cluster.edit(nprocPerNode="gpu").settle()
+    assert cluster.leaving == [2]
+    cluster.vanish().settle()
+    cluster.run().settle()
+    cluster.end(2, 2).settle()
     assert not cluster.ended
 
 
 def test_a_script_that_fails_after_a_while_fails_though_templates_differ() -> None:
     cluster = rolling()
-    cluster.vanish()
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
-    cluster.now += 300
-    cluster.end(2, 1)
-    cluster.settle()
+    cluster.vanish().settle()
+    cluster.run().settle()
+    cluster.wait(300).end(2, 1).settle()
     assert cluster.holds("Failed")
 
 
 def test_a_corrected_template_is_not_held_up_by_the_falls_of_the_last_one() -> None:
     cluster = rolling()
-    cluster.vanish()
-    in_round(cluster, 2, 2)
-    cluster.settle()
+    cluster.vanish().in_round(2, 2).settle()
     for _ in range(6):
-        cluster.run(ago=1)
-        cluster.settle()
-        cluster.end(2, 2)
-        cluster.settle()
-        cluster.now += 61
-        cluster.settle()
-    cluster.run(ago=1)
-    cluster.settle()
+        cluster.run(ago=1).settle()
+        cluster.end(2, 2).settle()
+        cluster.wait(61).settle()
+    cluster.run(ago=1).settle()
     cluster.end(2, 2)
     assert cluster.settle().wake_at > cluster.now
-    change_template(cluster, "img:3")
-    cluster.settle()
+    cluster.change_template("img:3").settle()
     assert images(cluster)[2] == "img:3"
     assert cluster.pods["digits-worker-2"].phase == "Pending"
 
 
 def test_exit_codes_that_end_a_job_say_something_about_the_template_too() -> None:
-    cluster = rolling(worker={"restartPolicy": "ExitCode"})
-    cluster.vanish()
-    in_round(cluster, 2, 2)
-    cluster.settle()
-    cluster.run(ago=1)
-    cluster.settle()
-    cluster.end(2, 1)
-    cluster.settle()
+    cluster = succeeded(rolling(worker={"restartPolicy": "ExitCode"}), ago=1)
+    cluster.end(2, 1).settle()
     assert not cluster.ended
 
 
 def test_a_pod_that_was_in_no_round_says_something_about_its_template_however_late() -> None:
-    cluster = rolling()
-    cluster.vanish()
-    in_round(cluster, 2, 2)
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
-    cluster.now += 300
-    cluster.end(2, 1)
-    cluster.change(2, last_report=AgentReport("6f1c-0", round=0))
-    cluster.settle()
+    cluster = succeeded(rolling())
+    cluster.wait(300)
+    cluster.end(2, 1).change(2, last_report=AgentReport("6f1c-0", round=0)).settle()
     assert not cluster.ended
 
 
 def test_a_pod_on_a_lost_node_trains_with_no_template() -> None:
     cluster = running(2)
-    change_template(cluster)
-    cluster.settle()
-    cluster.change(1, deleting=True, ready=False)  # its node does not answer
-    cluster.settle()
-    cluster.vanish(0)
-    cluster.settle()
-    cluster.run(0, ago=1)
-    cluster.settle()
-    cluster.end(0, 2)
-    cluster.settle()
+    cluster.change_template().settle()
+    cluster.change(1, deleting=True, ready=False).settle()  # its node does not answer
+    cluster.vanish(0).settle()
+    cluster.run(0, ago=1).settle()
+    cluster.end(0, 2).settle()
     assert cluster.condition("Failed")["reason"] == "UsageError"
 
 
@@ -181,13 +116,10 @@ def test_what_pods_were_made_from_before_anybody_asked_is_accepted() -> None:
 
 def test_pods_that_wait_are_kept_while_the_template_is_refused() -> None:
     cluster = running(1)
-    cluster.edit(replicas=3)
-    cluster.settle()
-    cluster.end(0, 137)
-    cluster.now += 1
+    cluster.edit(replicas=3).settle()
+    cluster.end(0, 137).wait(1)
     before = {pod.name: pod.uid for pod in cluster.pods.values()}
-    change_template(cluster)
-    cluster.problems = (REFUSAL,)
+    cluster.change_template().problems = (REFUSAL,)
     for _ in range(4):
         cluster.step()
     for name in ("digits-worker-1", "digits-worker-2"):
@@ -198,18 +130,16 @@ def test_pods_that_wait_are_kept_while_the_template_is_refused() -> None:
 
 
 def test_no_pod_goes_before_its_template_was_checked() -> None:
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    plan = cluster.decide()
+    cluster = in_round()
+    plan = cluster.change_template().decide()
     assert [type(one) for one in plan.actions] == [CheckPod]
     cluster.problems = (REFUSAL,)
     for _ in range(3):
         cluster.step()
-        cluster.now += 60
+        cluster.wait(60)
     assert cluster.indices == [0, 1, 2]
-    assert cluster.condition("Outdated")["reason"] == REFUSED
+    cluster.expect("Outdated", True, REFUSED)
+    cluster.expect("Running", True, "EnoughPods", "unknown field")
 
 
 def test_a_check_without_an_answer_is_no_answer() -> None:
@@ -227,15 +157,7 @@ def test_a_check_without_an_answer_is_no_answer() -> None:
 
 
 def test_which_pod_goes_is_written_down_before_it_goes() -> None:
-    cluster = running(3, rollout="Rolling")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    cluster.step()
-    plan = cluster.step()
-    assert plan.status["memory"]["roll"]["index"] == 2
-    assert not [one for one in plan.actions if isinstance(one, DeletePod)]
-    assert deleted(cluster) == ["digits-worker-2"]
+    assert deleted(about_to_go()) == ["digits-worker-2"]
 
 
 def test_a_pod_that_could_not_be_deleted_is_deleted_again() -> None:
@@ -245,50 +167,35 @@ def test_a_pod_that_could_not_be_deleted_is_deleted_again() -> None:
 
 
 def test_agents_out_of_reach_let_no_pod_go() -> None:
-    cluster = rolling()
-    cluster.vanish()
-    in_round(cluster, 2, 2)
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
+    cluster = succeeded(rolling())
     cluster.report = None  # as after a restart of the controller
     for _ in range(5):
-        cluster.now += 3600
-        cluster.settle()
-        assert leaving(cluster) == []
-    in_round(cluster, 3, 3)
-    cluster.settle()
-    assert leaving(cluster) == [1]
+        cluster.wait(3600).settle()
+        assert cluster.leaving == []
+    cluster.in_round(3, 3).settle()
+    assert cluster.leaving == [1]
 
 
 def test_agents_that_form_a_round_let_no_pod_go() -> None:
-    cluster = rolling()
-    succeed(cluster, 3)
-    assert leaving(cluster) == [1]
-    cluster.vanish()
-    cluster.settle()
-    cluster.run()
-    assert cluster.report is not None
-    cluster.report = replace(cluster.report, round=0, ready=False)
-    cluster.now += 3600
-    cluster.settle()
-    assert leaving(cluster) == []
+    cluster = succeeded(rolling())
+    cluster.in_round(3, 3).settle()
+    assert cluster.leaving == [1]
+    cluster.vanish().settle()
+    cluster.run().say(round=0, world=3, nodes=3).wait(3600).settle()
+    assert cluster.leaving == []
 
 
 def test_a_pod_that_ends_by_itself_before_it_goes_is_counted() -> None:
     cluster = about_to_go()
-    assert cluster.status["memory"]["roll"]["index"] == 2
-    cluster.end(2, 137)
-    cluster.settle()
+    cluster.end(2, 137).settle()
     assert cluster.reasons("Warning").count("PodReplaced") == 1
     assert "exit code 137" in cluster.status["lastFault"]
 
 
 def test_a_pod_that_is_to_go_stays_when_another_is_lost() -> None:
     cluster = about_to_go()
-    cluster.vanish(0)
-    cluster.settle()
-    assert leaving(cluster) == []
+    cluster.vanish(0).settle()
+    assert cluster.leaving == []
 
 
 # ---------------------------------------------------------------- never below the minimum
@@ -296,43 +203,29 @@ def test_a_pod_that_is_to_go_stays_when_another_is_lost() -> None:
 
 def test_a_rollout_counts_the_nodes_of_a_round_and_not_pods() -> None:
     cluster = running(3, rollout="Rolling", minReplicas=2)
-    in_round(cluster, 1, 2)  # the third has just started
-    cluster.change(2, started_at=cluster.now)
-    cluster.settle()
-    change_template(cluster)
-    cluster.settle()
-    assert leaving(cluster) == []
-    in_round(cluster, 2, 3)
-    cluster.settle()
-    assert leaving(cluster) == [2]
+    cluster.in_round(1, 2)  # the third has just started
+    cluster.change(2, started_at=cluster.now).settle()
+    cluster.change_template().settle()
+    assert cluster.leaving == []
+    cluster.in_round(2, 3).settle()
+    assert cluster.leaving == [2]
 
 
 def test_what_is_waited_for_is_said_also_with_one_pod_more_than_the_minimum() -> None:
     cluster = rolling(3, minReplicas=2)
-    assert leaving(cluster) == [2]
-    in_round(cluster, 2, 2)
-    cluster.vanish()
-    cluster.settle()
-    told = cluster.condition("Outdated")
-    assert (told["reason"], "digits-worker-2 runs" in told["message"]) == ("Rolling", True)
+    assert cluster.leaving == [2]
+    cluster.in_round(2, 2).vanish().settle()
+    cluster.expect("Outdated", True, "Rolling", "digits-worker-2 runs")
 
 
 def test_a_successor_that_a_spare_has_replaced_is_given_time() -> None:
-    cluster = running(2, rollout="Rolling", minReplicas=2, maxReplicas=2, spares=1)
-    in_round(cluster, 1, 2)
-    cluster.settle()
-    change_template(cluster)
-    cluster.settle()
-    assert leaving(cluster) == [2]
-    in_round(cluster, 2, 2)
-    cluster.vanish()
-    cluster.settle()
-    cluster.run(ago=1)
-    plan = cluster.settle()
-    assert leaving(cluster) == []
-    cluster.now = plan.wake_at
-    cluster.settle()
-    assert leaving(cluster) == [1]
+    cluster = rolling(2, minReplicas=2, maxReplicas=2, spares=1)
+    assert cluster.leaving == [2]
+    cluster.in_round(2, 2).vanish().settle()
+    cluster.run(ago=1).settle()
+    assert cluster.leaving == []
+    cluster.wake().settle()
+    assert cluster.leaving == [1]
 
 
 # ---------------------------------------------------------------- what changes meanwhile
@@ -340,66 +233,46 @@ def test_a_successor_that_a_spare_has_replaced_is_given_time() -> None:
 
 def test_a_rollout_goes_on_at_a_smaller_size() -> None:
     cluster = rolling()
-    cluster.vanish()
-    cluster.edit(replicas=2)
-    cluster.settle()
-    in_round(cluster, 2, 2)
-    cluster.settle()
-    assert leaving(cluster) == [1]
+    cluster.vanish().edit(replicas=2).settle()
+    cluster.in_round(2, 2).settle()
+    assert cluster.leaving == [1]
 
 
 def test_a_spare_is_in_no_round_and_holds_up_none() -> None:
     cluster = running(4, rollout="Rolling", spares=1, maxReplicas=4)
     assert cluster.indices == [0, 1, 2, 3, 4]
-    in_round(cluster, 1, 4)
-    cluster.settle()
-    change_template(cluster)
-    cluster.settle()
-    assert leaving(cluster) == [4]
-    cluster.vanish()
-    cluster.settle()
-    cluster.run()
-    plan = cluster.settle()  # the round is the same
-    assert leaving(cluster) == []
-    cluster.now = plan.wake_at
-    cluster.settle()
-    assert leaving(cluster) == [3]
+    cluster.in_round(1, 4).settle()
+    cluster.change_template().settle()
+    assert cluster.leaving == [4]
+    cluster.vanish().settle()
+    cluster.run().settle()  # the round is the same
+    assert cluster.leaving == []
+    cluster.wake().settle()
+    assert cluster.leaving == [3]
 
 
 def test_agents_that_do_not_count_nodes_are_given_time() -> None:
     cluster = rolling()
-    cluster.vanish()
-    cluster.settle()
-    cluster.run()
-    in_round(cluster, 3, 0)
-    plan = cluster.settle()
-    assert leaving(cluster) == []
-    cluster.now = plan.wake_at
-    cluster.settle()
-    assert leaving(cluster) == [1]
+    cluster.vanish().settle()
+    cluster.run().in_round(3, 0).settle()
+    assert cluster.leaving == []
+    cluster.wake().settle()
+    assert cluster.leaving == [1]
 
 
 def test_a_pod_that_has_no_place_holds_up_no_rollout_but_a_successor_does() -> None:
     cluster = running(3, rollout="Rolling")
-    cluster.edit(replicas=4)
-    cluster.settle()
-    cluster.change(3, unschedulable="0/3 nodes are available")
-    in_round(cluster, 1, 3)
-    cluster.settle()
-    change_template(cluster)
-    cluster.settle()
-    assert leaving(cluster) == []
-    cluster.change(3, unschedulable="0/3 nodes are available")  # what replaces it, too
-    cluster.settle()
-    assert leaving(cluster) == [2]
-    cluster.vanish()
-    in_round(cluster, 2, 2)
-    cluster.settle()
+    cluster.edit(replicas=4).settle()
+    cluster.change(3, unschedulable="0/3 nodes are available").in_round(1, 3).settle()
+    cluster.change_template().settle()
+    assert cluster.leaving == []
+    cluster.change(3, unschedulable="0/3 nodes are available").settle()  # what replaces it, too
+    assert cluster.leaving == [2]
+    cluster.vanish().in_round(2, 2).settle()
     for index in (2, 3):
         cluster.change(index, unschedulable="0/3 nodes are available")
-    cluster.now += 3600
-    cluster.settle()
-    assert leaving(cluster) == []
+    cluster.wait(3600).settle()
+    assert cluster.leaving == []
     assert "digits-worker-2 runs" in cluster.condition("Outdated")["message"]
 
 
@@ -407,61 +280,48 @@ def test_a_clock_that_is_ahead_holds_up_no_rollout() -> None:
     cluster = running(3, rollout="Rolling")
     for index in (0, 1, 2):
         cluster.change(index, started_at=cluster.now + 7200)
-    change_template(cluster)
-    cluster.settle()
-    assert leaving(cluster) == [2]
+    cluster.change_template().settle()
+    assert cluster.leaving == [2]
 
 
 def test_pods_without_reports_have_to_be_ready() -> None:
     cluster = running(3, rollout="Rolling")
-    cluster.now += 60
-    cluster.change(1, ready=False)
-    change_template(cluster)
-    cluster.settle()
-    assert leaving(cluster) == []
-    cluster.change(1, ready=True)
-    cluster.settle()
-    assert leaving(cluster) == [2]
+    cluster.wait(60)
+    cluster.change(1, ready=False).change_template().settle()
+    assert cluster.leaving == []
+    cluster.change(1, ready=True).settle()
+    assert cluster.leaving == [2]
 
 
 def test_a_rollout_that_is_called_off_forgets_the_pod_that_was_to_go() -> None:
     cluster = about_to_go()
-    assert cluster.status["memory"]["roll"]
-    cluster.edit(rollout="OnRecreate")
-    cluster.settle()
-    assert ("roll" in cluster.status["memory"], leaving(cluster)) == (False, [])
-    cluster.end(2, 137)
-    cluster.settle()
+    cluster.edit(rollout="OnRecreate").settle()
+    assert ("roll" in cluster.status["memory"], cluster.leaving) == (False, [])
+    cluster.end(2, 137).settle()
     assert cluster.reasons().count("PodReplaced") == 1
 
 
-@pytest.mark.parametrize("way_out", ["suspend", "end"])
-def test_a_job_without_pods_is_not_outdated(way_out: str) -> None:
+@pytest.mark.parametrize(
+    "leave",
+    [lambda it: it.edit(suspend=True), lambda it: it.end(0, 0).end(1, 0)],
+    ids=["suspended", "ended"],
+)
+def test_a_job_without_pods_is_not_outdated(leave: Any) -> None:
     cluster = running(2)
-    change_template(cluster)
-    cluster.settle()
+    cluster.change_template().settle()
     assert cluster.holds("Outdated")
-    if way_out == "suspend":
-        cluster.edit(suspend=True)
-    else:
-        cluster.end(0, 0)
-        cluster.end(1, 0)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    leave(cluster).settle()
+    cluster.vanish().settle()
     assert not cluster.holds("Outdated")
     assert (cluster.status.get("worldSize", 0), cluster.status["updatedReplicas"]) == (0, 0)
 
 
 def test_a_job_that_has_ended_is_not_outdated_when_its_last_pod_is_gone() -> None:
     cluster = running(2, activeDeadlineSeconds=100, cleanPodPolicy="All")
-    change_template(cluster)
-    cluster.settle()
-    cluster.now += 200
-    cluster.settle()
+    cluster.change_template().settle()
+    cluster.wait(200).settle()
     assert cluster.holds("Failed")
-    cluster.vanish()
-    cluster.settle()
+    cluster.vanish().settle()
     assert not cluster.holds("Outdated")
 
 
@@ -486,8 +346,7 @@ def test_a_memory_that_cannot_be_read_is_forgotten(memory: Any) -> None:
     cluster = running(2)
     kept = cluster.status["memory"]
     cluster.job["status"]["memory"] = {**kept, **memory} if isinstance(memory, dict) else memory
-    cluster.vanish(1)
-    cluster.settle()
+    cluster.vanish(1).settle()
     assert cluster.indices == [0, 1]
 
 

@@ -11,7 +11,7 @@ from elastic_runtime.controller.spec.field_reader import InvalidSpec
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from elastic_runtime.controller.spec.scheduling_spec import Scheduling
 from tests.unit.controller.jobs import job
-from tests.unit.controller.simulated import Cluster
+from tests.unit.controller.simulated import begun
 
 
 def test_without_it_there_is_neither_queue_nor_gang() -> None:
@@ -47,8 +47,7 @@ def test_a_queue_in_a_label_of_the_job_has_no_effect_and_that_is_told(
 ) -> None:
     made = job(scheduling=asked)
     made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": label} if label else {}
-    cluster = Cluster(made)
-    cluster.settle()
+    cluster = begun(made)
     assert cluster.reasons("Warning") == (["QueueIgnored"] if is_told else [])
     if is_told:
         with pytest.raises(InvalidSpec, match=r"say it in spec\.scheduling\.queue"):
