@@ -46,49 +46,6 @@ def test_what_is_the_same_is_not_in_the_patch(status: Any) -> None:
     assert difference(status, status) == {}
 
 
-def test_a_job_comes_once_however_often_it_was_put() -> None:
-    async def play() -> None:
-        queue = WorkQueue()
-        for key in (A, B, A):
-            queue.add(key)
-        assert len(queue) == 2
-        assert [await queue.get(), await queue.get()] == [A, B]
-        assert len(queue) == 0
-
-    asyncio.run(play())
-
-
-def test_a_job_that_is_looked_at_comes_again_only_afterwards() -> None:
-    async def play() -> None:
-        queue = WorkQueue()
-        queue.add(A)
-        assert await queue.get() == A
-        queue.add(A)
-        queue.add(B)
-        assert await queue.get() == B
-        queue.done(A)
-        assert await queue.get() == A
-
-    asyncio.run(play())
-
-
-def test_a_later_moment_replaces_the_one_before() -> None:
-    async def play() -> None:
-        queue = WorkQueue()
-        queue.add_after(A, 3600)
-        queue.add_after(A, 0)
-        async with asyncio.timeout(10):
-            assert await queue.get() == A
-        queue.done(A)
-        queue.add_after(B, 0)
-        queue.cancel_timer(B)
-        queue.add_after(A, 0)
-        async with asyncio.timeout(10):
-            assert await queue.get() == A
-
-    asyncio.run(play())
-
-
 class _Server:
     """An API server; what it answers is up to the test."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elastic_runtime.controller.decide.job_types import AgentReport
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import begun, running
@@ -12,7 +10,7 @@ from tests.unit.controller.simulated import begun, running
 def test_why_a_setting_is_wrong_is_what_the_agent_said_last() -> None:
     cluster = running(1)
     words = "there is no option --mox-restarts; did you mean '--max-restarts'?"
-    cluster.end(0, 2).change(0, message=words).settle()
+    cluster.end(0, 2, message=words).settle()
     for told in (cluster.condition("Failed")["message"], cluster.events[-1].message):
         assert told == f"digits-worker-0 ended: exit code 2, {words}"
 
@@ -25,7 +23,7 @@ def test_an_agent_that_left_no_words_has_its_code() -> None:
 
 def test_long_words_are_cut() -> None:
     cluster = running(1)
-    cluster.end(0, 2).change(0, message="word " * 500).settle()
+    cluster.end(0, 2, message="word " * 500).settle()
     assert len(cluster.condition("Failed")["message"]) < 400
 
 
@@ -60,9 +58,7 @@ def test_a_job_without_pods_has_no_world() -> None:
 def test_a_job_that_has_lost_all_pods_has_no_world() -> None:
     cluster = running(2)
     cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
-    for index in (0, 1):
-        cluster.delete(index)
-    cluster.settle()
+    cluster.delete(0).delete(1).settle()
     assert cluster.status["worldSize"] == 0
 
 
@@ -94,16 +90,11 @@ def test_the_state_is_the_conditions_in_a_word() -> None:
 
 def test_the_last_fault_is_what_agents_say_or_how_a_pod_ended() -> None:
     cluster = running(2)
-    counts = {"killed": 1}
-    cluster.report = AgentReport(
-        round=2, world=2, restarts=counts, ready=True, goodput=91, fault="worker 1 was killed"
-    )
-    cluster.settle()
+    said = {"world": 2, "restarts": {"killed": 1}, "ready": True, "fault": "worker 1 was killed"}
+    cluster.say(round=2, goodput=91, **said).settle()
     assert cluster.status["lastFault"] == "worker 1 was killed"
     since = cluster.status["lastFaultTime"]
-    cluster.wait(60)
-    cluster.report = replace(cluster.report, round=3, step=7)
-    cluster.settle()
+    cluster.wait(60).say(round=3, step=7, **said).settle()
     assert cluster.status["goodput"] == "91%"
     assert cluster.status["lastFaultTime"] == since, "it is no new one"
     cluster.delete(1).settle()

@@ -1,20 +1,17 @@
-"""What is written into the status of a job, and what of it the next decision knows."""
+"""What is written into the status of a job: conditions, pods that are counted, problems."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from elastic_runtime.controller.decide.job_types import AgentReport, PodView, Problem
+from elastic_runtime.controller.decide.job_types import PodView, Problem
 from elastic_runtime.controller.decide.status_builder import (
     CREATED,
     RUNNING,
     SUSPENDED,
-    Memory,
-    PodSlot,
     StatusBuilder,
 )
 from elastic_runtime.kubernetes.api_times import format_time
-from elastic_runtime.limits import STATUS_STEP_INTERVAL
 from tests.unit.controller.jobs import job
 
 NOW = 1_750_000_000.0
@@ -41,37 +38,6 @@ def test_what_was_never_the_case_is_not_denied() -> None:
     assert not status.set_condition(SUSPENDED, False, "Resumed", "")
     assert status.set_condition(CREATED, False, "InvalidSpec", "")
     assert [each["type"] for each in status.build()["conditions"]] == [CREATED]
-
-
-def test_what_is_remembered_is_read_back_also_from_a_newer_controller() -> None:
-    memory = Memory(launch=(1, 4), begun=True, slots={3: PodSlot("u", falls=2)}, told=("x",))
-    kept = memory.kept()
-    assert "failures" not in kept, "what is empty is left out"
-    newer = {**kept, "more": 1, "slots": {"3": {**kept["slots"]["3"], "more": 1}}}
-    assert Memory.of(newer) == memory
-
-
-def test_counts_of_agents_that_begin_anew_are_added() -> None:
-    status = builder()
-    for failed in (2, 3, 1):  # the last one is of the job's next incarnation
-        status.apply_report(AgentReport(round=1, restarts={"failed": failed}))
-    status.apply_report(AgentReport(round=0, restarts={}))  # a newcomer knows nothing
-    assert status.values["restarts"]["failed"] == 4
-    status.count_restarts({"planned": 5})
-    assert status.values["restartCount"] == 4, "a planned change is no restart"
-
-
-def test_a_step_is_not_written_all_the_time() -> None:
-    first = builder()
-    first.apply_report(AgentReport(round=1, world=2, step=10))
-    soon = builder(first.build(), NOW + 1)
-    soon.apply_report(AgentReport(round=1, world=2, step=11))
-    assert soon.values["step"] == 10
-    soon.apply_report(AgentReport(round=1, world=2, step=12), last=True)
-    assert soon.values["step"] == 12
-    later = builder(first.build(), NOW + STATUS_STEP_INTERVAL + 1)
-    later.apply_report(AgentReport(round=1, world=2, step=13))
-    assert later.values["step"] == 13
 
 
 def test_pods_that_are_cleaned_up_still_count() -> None:

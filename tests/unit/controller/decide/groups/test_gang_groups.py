@@ -116,8 +116,7 @@ def test_while_pods_are_there_new_ones_join_their_group(after: str | None) -> No
     assert named["scheduling.x-k8s.io/pod-group"] in {name for _, name in before}
 
     cluster.edit(suspend=True).settle()
-    cluster.vanish().settle()
-    cluster.edit(suspend=False).settle()
+    cluster.vanish().edit(suspend=False).settle()
     assert [kind for kind, _ in cluster.gangs] == ([after] if after else [])
 
 

@@ -38,8 +38,12 @@ def lose_quota(cluster: Cluster, left: int) -> None:
     cluster.vanish().settle()
 
 
+def meta(cluster: Cluster, index: int) -> Any:
+    return cluster.manifests[cluster._at(index).name]["metadata"]
+
+
 def labels(cluster: Cluster, index: int) -> Any:
-    return cluster.manifests[cluster._at(index).name]["metadata"]["labels"]
+    return meta(cluster, index)["labels"]
 
 
 def group(cluster: Cluster, index: int) -> str:
@@ -50,8 +54,7 @@ def test_the_minimum_is_a_group_of_its_size() -> None:
     cluster = queued()
     assert group(cluster, 0) == group(cluster, 1) != ""
     assert group(cluster, 2) == ""
-    notes = cluster.manifests[cluster._at(0).name]["metadata"]["annotations"]
-    assert notes["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert meta(cluster, 0)["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
     classes = [labels(cluster, i)["kueue.x-k8s.io/priority-class"] for i in range(3)]
     assert classes == ["base", "base", "low"]
     assert {labels(cluster, i)["kueue.x-k8s.io/queue-name"] for i in range(3)} == {"team"}
@@ -73,9 +76,7 @@ def test_names_fit_into_labels() -> None:
 def test_a_pod_tells_the_others_of_its_own_name_not_of_the_suffix() -> None:
     cluster = queued()
     manifest = cluster.manifests[cluster._at(0).name]
-    environment = {
-        one["name"]: one.get("value") for one in manifest["spec"]["containers"][0]["env"]
-    }
+    environment = {one["name"]: one.get("value") for one in cluster.worker(0)["env"]}
     assert environment["ELASTIC_NODE_NAME"] == manifest["spec"]["hostname"] == "digits-worker-0"
     assert manifest["metadata"]["name"].startswith("digits-worker-0-")
 
@@ -124,18 +125,13 @@ def test_a_pod_that_its_group_cannot_take_says_what_to_do() -> None:
     cluster = queued(2)
     cluster.change_template(resources={"requests": {"cpu": "2"}}).settle()
     cluster.end(1, 137).settle()
-    assert cluster.condition("Running")["reason"] == "WaitingForQuota"
-    assert (
-        "suspend the job, wait until it is, and resume it"
-        in cluster.condition("Running")["message"]
-    )
+    advice = "suspend the job, wait until it is, and resume it"
+    cluster.expect("Running", False, "WaitingForQuota", advice)
 
     waits = queued(2, admitted=False)
     assert "suspend" not in waits.condition("Running")["message"]
-    of_others = Cluster(job(replicas=2, minReplicas=2))  # by a label of the template, say
-    of_others.settle()
-    of_others.change(0, gates=(quota_groups.GATE,))
-    of_others.settle()
+    of_others = begun(job(replicas=2, minReplicas=2))  # by a label of the template, say
+    of_others.change(0, gates=(quota_groups.GATE,)).settle()
     assert "suspend" not in of_others.condition("Running")["message"]
 
 
@@ -144,9 +140,7 @@ def test_a_minimum_that_leaves_one_after_the_other_comes_back_as_one() -> None:
     before = group(cluster, 0)
     cluster.change_template(resources={"requests": {"cpu": "2"}}).settle()
     cluster.take_quota(0).settle()
-    first = cluster._at(0).name
-    cluster.pods[first] = replace(cluster.pods[first], phase=FAILED, exit_code=5, ready=False)
-    cluster.settle()
+    cluster.change(0, phase=FAILED, exit_code=5, ready=False).settle()
     cluster.vanish().settle()
     assert group(cluster, 0) == group(cluster, 1) not in ("", before)
 
@@ -193,10 +187,8 @@ def test_an_image_is_no_shape() -> None:
 def test_a_group_that_was_begun_is_completed() -> None:
     """By whichever controller comes after the one that was killed in between."""
     cluster = queued(admitted=False)
-    name = cluster._at(1).name
     before = group(cluster, 0)
-    del cluster.pods[name]
-    cluster.wait(60).settle()
+    cluster.vanish(1).wait(60).settle()
     assert group(cluster, 0) == group(cluster, 1) == before
 
 
@@ -219,12 +211,10 @@ def test_a_suspended_job_sets_all_free() -> None:
 
 def test_pods_of_the_attempt_before_are_set_free() -> None:
     cluster = queued(backoffLimit=1)
-    cluster.end(0, 1)
-    cluster.end(1, 1)
+    cluster.end(0, 1).end(1, 1)
     for _ in range(4):
         cluster.settle()
-        cluster.vanish()
-        cluster.wait(60)
+        cluster.vanish().wait(60)
     assert {pod.attempt for pod in cluster.pods.values()} == {1}
     assert group(cluster, 0) == group(cluster, 1)
 
@@ -256,16 +246,14 @@ def test_who_waits_for_quota_is_told_and_is_no_restart() -> None:
 
 def test_a_job_without_quota_says_which_workload_it_waits_for() -> None:
     cluster = queued(admitted=False)
-    condition = cluster.condition("Running")
-    assert condition["reason"] == "WaitingForQuota"
-    assert f"kubectl describe workload {group(cluster, 0)}" in condition["message"]
+    advice = f"kubectl describe workload {group(cluster, 0)}"
+    cluster.expect("Running", False, "WaitingForQuota", advice)
 
 
 def test_another_gate_is_named() -> None:
     cluster = begun(job(replicas=1))
     cluster.change(0, gates=("example.com/licence",)).settle()
-    assert cluster.condition("Running")["reason"] == "Gated"
-    assert "the scheduling gate example.com/licence" in cluster.condition("Running")["message"]
+    cluster.expect("Running", False, "Gated", "the scheduling gate example.com/licence")
 
 
 def test_a_minimum_that_waits_again_is_a_restart() -> None:
@@ -276,10 +264,8 @@ def test_a_minimum_that_waits_again_is_a_restart() -> None:
 
 
 def test_a_job_in_no_queue_says_nothing_to_kueue() -> None:
-    cluster = Cluster(job(replicas=2))
-    plan = cluster.settle()
+    cluster = begun(job(replicas=2))
     assert all("kueue" not in str(one) for one in cluster.manifests.values())
-    assert not any(isinstance(action, PatchPod) for action in plan.actions)
 
 
 HELD = PodView("d-0", 0, "u1", group="g", held=True, deleting=True, phase=FAILED, node="n")
@@ -326,21 +312,15 @@ def test_pods_are_created_under_names_that_never_were() -> None:
     cluster.end(0, 137)
     for _ in range(3):
         plan = cluster.step()
-        names = [
-            one.manifest["metadata"]["name"] for one in plan.actions if isinstance(one, CreatePod)
-        ]
-        assert not before & set(names)
+        made = [one.manifest["metadata"] for one in plan.actions if isinstance(one, CreatePod)]
+        assert not before & {meta["name"] for meta in made}
     assert len(cluster.manifests) == len(before) + 1
 
 
 def test_pods_of_a_group_say_that_they_are_of_one_shape() -> None:
     cluster = queued()
-    roles = [
-        cluster.manifests[cluster._at(index).name]["metadata"]["annotations"].get(
-            "kueue.x-k8s.io/role-hash"
-        )
-        for index in range(3)
-    ]
+    notes = [meta(cluster, index)["annotations"] for index in range(3)]
+    roles = [each.get("kueue.x-k8s.io/role-hash") for each in notes]
     assert roles == [group(cluster, 0).split("-")[1]] * 2 + [None]
 
 
@@ -368,8 +348,8 @@ def test_no_pod_is_deleted_for_two_reasons_at_once() -> None:
     for index in (0, 1):
         cluster.change(index, created_at=cluster.now)
     cluster.change_template().step()  # has the template checked
-    cluster.wait(11)
-    doomed = [one.uid for one in cluster.decide().actions if isinstance(one, DeletePod)]
+    plan = cluster.wait(11).decide()
+    doomed = [one.uid for one in plan.actions if isinstance(one, DeletePod)]
     assert cluster._at(2).uid in doomed
     assert len(doomed) == len(set(doomed)) == 3
 
