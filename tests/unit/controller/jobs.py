@@ -7,6 +7,12 @@ from typing import Any
 
 UID = "6f1c"
 
+_CLASSIC_WORKER = {
+    "name": "elasticjob-worker",
+    "image": "torchelastic/examples:0.2.0",
+    "imagePullPolicy": "Always",
+    "args": ["--nproc_per_node=1", "/workspace/main.py", "--epochs=1"],
+}
 CLASSIC: dict[str, Any] = {
     "apiVersion": "elastic.pytorch.org/v1alpha1",
     "kind": "ElasticJob",
@@ -22,16 +28,7 @@ CLASSIC: dict[str, Any] = {
                 "template": {
                     "apiVersion": "v1",
                     "kind": "Pod",
-                    "spec": {
-                        "containers": [
-                            {
-                                "name": "elasticjob-worker",
-                                "image": "torchelastic/examples:0.2.0",
-                                "imagePullPolicy": "Always",
-                                "args": ["--nproc_per_node=1", "/workspace/main.py", "--epochs=1"],
-                            }
-                        ]
-                    },
+                    "spec": {"containers": [_CLASSIC_WORKER]},
                 },
             }
         },
@@ -72,5 +69,10 @@ def job(*, replicas: int | None = 2, worker: dict[str, Any] | None = None, **spe
 def container(job: Any, **fields: Any) -> Any:
     """The job with these fields in its worker container."""
     made = copy.deepcopy(job)
-    made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"][0].update(fields)
+    template_of(made)["spec"]["containers"][0].update(fields)
     return made
+
+
+def template_of(job: Any) -> Any:
+    """The template of the job's workers."""
+    return job["spec"]["replicaSpecs"]["Worker"]["template"]

@@ -34,7 +34,7 @@ from elastic_runtime.controller.decide.job_types import (
     Problem,
 )
 from elastic_runtime.controller.decide.rollout import REFUSED
-from tests.unit.controller.jobs import job
+from tests.unit.controller.jobs import job, template_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -390,8 +390,8 @@ class Cluster:
 
     def change_template(self, image: str = "img:2", **container: Any) -> Self:
         """A user changes the container of the workers; without any field its image."""
-        template = self.job["spec"]["replicaSpecs"]["Worker"]["template"]
-        template["spec"]["containers"][0].update(container or {"image": image})
+        worker = template_of(self.job)["spec"]["containers"][0]
+        worker.update(container or {"image": image})
         return self.edit()
 
     def wait(self, seconds: float) -> Self:

@@ -14,14 +14,9 @@ KEY = ("default", "digits")
 
 
 def job(version: int = 1, name: str = "digits", uid: str = "", **more: Any) -> dict[str, Any]:
-    meta = {
-        "namespace": "default",
-        "name": name,
-        "uid": uid or f"uid-{name}",
-        "resourceVersion": str(version),
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "managedFields": [{"manager": "kubectl"}],
-    }
+    meta = {"namespace": "default", "name": name, "uid": uid or f"uid-{name}"}
+    meta |= {"resourceVersion": str(version), "creationTimestamp": "2026-01-01T00:00:00Z"}
+    meta["managedFields"] = [{"manager": "kubectl"}]
     return {"metadata": meta, "spec": {}, **more}
 
 
@@ -31,13 +26,8 @@ def condition(type: str) -> dict[str, Any]:
 
 def worker(version: int, owner: str, uid: str = "pod") -> dict[str, Any]:
     reference = {"kind": "ElasticJob", "name": "digits", "uid": owner, "controller": True}
-    meta = {
-        "namespace": "default",
-        "name": "digits-worker-0",
-        "uid": uid,
-        "resourceVersion": str(version),
-        "ownerReferences": [reference],
-    }
+    meta = {"namespace": "default", "name": "digits-worker-0", "uid": uid}
+    meta |= {"resourceVersion": str(version), "ownerReferences": [reference]}
     return {"metadata": meta, "spec": {"containers": [{"name": "worker"}]}}
 
 

@@ -20,6 +20,7 @@ from elastic_runtime.controller.decide.job_types import (
 )
 from elastic_runtime.controller.executor import Executor, NoteOutcome, Outcome
 from elastic_runtime.kubernetes.api_errors import NO_ANSWER, ApiError
+from elastic_runtime.limits import TOPOLOGY_FILE_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import Action
 
 KEY, UID = ("default", "digits"), "job-1"
+OWNERS = [{"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}]
 SERVICE: dict[str, Any] = {"kind": "Service", "metadata": {"name": "digits-etcd"}}
 
 
@@ -45,15 +47,9 @@ class _Server:
 
     async def create(self, _: Any, namespace: str, item: Any, strict: bool = False) -> Any:
         name = item["metadata"]["name"]
-        owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
-        meta = {
-            "namespace": namespace,
-            "name": name,
-            "uid": name,
-            "resourceVersion": "1",
-            "ownerReferences": [owner],
-        }
-        return self._answer(f"create {name}", {**item, "metadata": meta})
+        meta = {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "1"}
+        made = {**item, "metadata": {**meta, "ownerReferences": OWNERS}}
+        return self._answer(f"create {name}", made)
 
     async def check(self, _: Any, namespace: str, item: Any) -> None:
         self._answer(f"check {item['metadata']['name']}")
@@ -71,11 +67,14 @@ def _pods(count: int) -> list[Action]:
     return [CreatePod(i, {"kind": "Pod", "metadata": {"name": n}}) for i, n in enumerate(names)]
 
 
+def _executor(server: _Server | _Nodes, state: ClusterState | None) -> Executor:
+    return Executor(cast("Any", server), state or ClusterState(lambda key: None))
+
+
 def _execute(
     server: _Server, actions: Sequence[Action], state: ClusterState | None = None
 ) -> Outcome:
-    executor = Executor(cast("Any", server), state or ClusterState(lambda key: None))
-    return asyncio.run(executor.execute(KEY, UID, actions))
+    return asyncio.run(_executor(server, state).execute(KEY, UID, actions))
 
 
 def test_what_a_quota_may_refuse_comes_after_the_rest() -> None:
@@ -188,15 +187,19 @@ class _Nodes:
             raise error
         self.told[name] = patch["metadata"]
         labels = {"app.kubernetes.io/component": "worker"}
-        owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
         meta = {"namespace": namespace, "name": name, "resourceVersion": "2", "labels": labels}
-        return {"metadata": {**meta, **patch["metadata"], "ownerReferences": [owner]}}
+        return {"metadata": {**meta, **patch["metadata"], "ownerReferences": OWNERS}}
 
 
-def _note(server: _Nodes, count: int = 1, state: ClusterState | None = None) -> NoteOutcome:
-    executor = Executor(cast("Any", server), state or ClusterState(lambda key: None))
+def _note(
+    server: _Nodes,
+    count: int = 1,
+    state: ClusterState | None = None,
+    within: float = TOPOLOGY_FILE_TIMEOUT,
+) -> NoteOutcome:
     notes = [NoteTopology(f"pod-{n}", f"u{n}", "n1", ("zone", "rack")) for n in range(count)]
-    return asyncio.run(executor.note(KEY, notes))
+    work = _executor(server, state).note(KEY, notes, within)
+    return asyncio.run(asyncio.wait_for(work, 20))
 
 
 FORBIDDEN = ApiError(403, "Forbidden", "nodes is forbidden", "GET")
@@ -240,16 +243,15 @@ def test_a_server_that_is_away_is_no_problem_and_asked_again(
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("code", "said"),
     [
-        ApiError(404, "NotFound", "no such pod", "PATCH"),
-        ApiError(409, "Conflict", "another one", "PATCH"),
-        ApiError(422, "Invalid", "metadata.uid: Invalid value: field is immutable", "PATCH"),
+        (404, "no such pod"),
+        (409, "another one"),
+        (422, "metadata.uid: Invalid value: field is immutable"),
     ],
-    ids=lambda error: error.reason,
 )
-def test_a_pod_that_is_gone_needs_nothing(error: ApiError) -> None:
-    assert _note(_Nodes(patch=error)) == NoteOutcome()
+def test_a_pod_that_is_gone_needs_nothing(code: int, said: str) -> None:
+    assert _note(_Nodes(patch=ApiError(code, "No", said, "PATCH"))) == NoteOutcome()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
@@ -259,14 +261,8 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
                 await asyncio.Event().wait()
             return await super().merge(*args)
 
-    async def play() -> NoteOutcome:
-        executor = Executor(cast("Any", server), ClusterState(lambda key: None))
-        notes = [NoteTopology(f"pod-{n}", f"u{n}", "n1", ("zone",)) for n in range(4)]
-        async with asyncio.timeout(20):
-            return await executor.note(KEY, notes, 0.1)
-
     server = _Hangs()
-    assert asyncio.run(play()) == NoteOutcome(again=True)
+    assert _note(server, 4, within=0.1) == NoteOutcome(again=True)
     assert set(server.told) == {"pod-0", "pod-1"}
 
 

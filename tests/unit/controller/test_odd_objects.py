@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.controller.jobs import container, job
-from tests.unit.controller.simulated import Cluster
+from tests.unit.controller.simulated import Cluster, begun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+RULE = {
+    "action": "Count",
+    "onExitCodes": {"operator": "In", "values": [3]},
+    "onReasons": ["OOMKilled"],
+}
 FULL = container(
     job(
         rdzvEndpoint="etcd:2379",
@@ -26,15 +31,7 @@ FULL = container(
         ttlSecondsAfterFinished=10,
         activeDeadlineSeconds=100,
         backoffLimit=1,
-        failurePolicy={
-            "rules": [
-                {
-                    "action": "Count",
-                    "onExitCodes": {"operator": "In", "values": [3]},
-                    "onReasons": ["OOMKilled"],
-                }
-            ]
-        },
+        failurePolicy={"rules": [RULE]},
         checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
         etcd={"image": "e:1", "tls": {"secretName": "s"}, "auth": {"secretName": "t"}},
         worker={
@@ -70,10 +67,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(each, (*path, place))
 
 
-RUNS = Cluster(FULL)
-RUNS.settle()
-RUNS.run()
-RUNS.settle()
+RUNS = begun(FULL)
+RUNS.run().settle()
 PLACES = sorted(places(FULL["spec"]), key=str)
 
 

@@ -1,4 +1,4 @@
-"""The patch of a status, the queue of jobs, and what is tried again."""
+"""The patch of a status, and what is tried again."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from tests.kube.patches import merged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.controller.decide.job_types import Action
+
 _VALUES = st.recursive(
     st.integers() | st.text("xyz", max_size=3) | st.lists(st.integers(), max_size=2),
     lambda below: st.dictionaries(st.sampled_from("abcd"), below, max_size=3),
@@ -33,7 +35,7 @@ _VALUES = st.recursive(
 )
 _STATUS = st.dictionaries(st.sampled_from("abcd"), _VALUES, max_size=4)
 
-A, B = ("default", "a"), ("default", "b")
+A = ("default", "a")
 
 
 @given(_STATUS, _STATUS)
@@ -44,6 +46,51 @@ def test_the_patch_makes_the_new_status_of_the_old_one(before: Any, after: Any) 
 @given(_STATUS)
 def test_what_is_the_same_is_not_in_the_patch(status: Any) -> None:
     assert difference(status, status) == {}
+
+
+class _Scene:
+    """A reconciler whose plan is always the same.
+
+    Args:
+        server: an API server, as far as the plan needs one.
+        actions: the plan.
+    """
+
+    def __init__(self, server: _Server | _Places, *actions: Action) -> None:
+        self.now, self.told, self.seen = 1e9, list[str](), list[Observed]()
+        self.server, self.queue, self.actions = server, WorkQueue(), actions
+        self.state = ClusterState(self.queue.add)
+        self.metrics = ControllerMetrics(
+            self.queue.__len__, self.state.conditions, self.state.states
+        )
+        self.reconciler = Reconciler(
+            cast("Any", server),
+            self.state,
+            self.queue,
+            self._decide,
+            lambda: self.now,
+            self.metrics,
+            lambda event: self.told.append(type(event).__name__),
+        )
+        self.learn()
+
+    def _decide(self, _: Any, observed: Observed, __: float) -> JobPlan:
+        self.seen.append(observed)
+        return JobPlan(actions=self.actions)
+
+    def learn(self, uid: str = "u", generation: int = 1, version: int = 1) -> None:
+        """The job is there, and looks so."""
+        meta = {"namespace": "default", "name": "a", "uid": uid, "generation": generation}
+        self.state.update(
+            {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
+        )
+
+    async def look(self) -> None:
+        """The next look at the job, when there is a reason for one."""
+        async with asyncio.timeout(10):
+            assert await self.queue.get() == A
+            await self.reconciler.reconcile(A)
+            self.queue.done(A)
 
 
 class _Server:
@@ -57,6 +104,12 @@ class _Server:
         return self._answer()
 
 
+MADE = {
+    "kind": "Pod",
+    "metadata": {"namespace": "default", "name": "a", "uid": "p", "resourceVersion": "1"},
+}
+
+
 def _refuses() -> Any:
     raise ApiError(500, "InternalError", "no", "POST")
 
@@ -65,46 +118,15 @@ def _forbids() -> Any:
     raise ApiError(403, "Forbidden", "exceeded quota", "POST")
 
 
-class _Scene:
-    """A reconciler whose plan is always to make something."""
-
-    def __init__(self, answer: Callable[[], Any]) -> None:
-        self.now, self.told = 1e9, list[str]()
-        self.queue, self.server = WorkQueue(), _Server(answer)
-        self.state = ClusterState(self.queue.add)
-        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions, self.state.states)
-        client = cast("Any", self.server)
-        wanted = (
-            CreatePod(0, {}, "wanted"),
-            ApplyManifest({"kind": "Service", "metadata": {"name": "a"}}),
-        )
-        self.reconciler = Reconciler(
-            client,
-            self.state,
-            self.queue,
-            lambda *_: JobPlan(actions=wanted),
-            lambda: self.now,
-            metrics,
-            lambda name, /, **_: self.told.append(name),
-        )
-
-    def learn(self, uid: str = "u", generation: int = 1, version: int = 1) -> None:
-        meta = {"namespace": "default", "name": "a", "uid": uid, "generation": generation}
-        self.state.update(
-            {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
-        )
-
-    async def look(self) -> None:
-        async with asyncio.timeout(10):
-            assert await self.queue.get() == A
-            await self.reconciler.reconcile(A)
-            self.queue.done(A)
+def makes(answer: Callable[[], Any]) -> _Scene:
+    """A plan to make something, and how that is answered."""
+    service = ApplyManifest({"kind": "Service", "metadata": {"name": "a"}})
+    return _Scene(_Server(answer), CreatePod(0, {}, "wanted"), service)
 
 
 def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
     async def play() -> None:
-        scene = _Scene(_refuses)
-        scene.learn()
+        scene = makes(_refuses)
         for tries in (1, 2):
             await scene.look()
             assert scene.server.asked == tries
@@ -122,8 +144,7 @@ def test_what_is_asked_for_otherwise_is_tried_at_once(
     uid: str, generation: int, tries: int
 ) -> None:
     async def play() -> None:
-        scene = _Scene(_forbids)
-        scene.learn()
+        scene = makes(_forbids)
         await scene.look()
         scene.learn(uid, generation, version=2)
         await scene.look()
@@ -136,11 +157,9 @@ def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
     async def play() -> None:
         def goes() -> Any:
             scene.state.retain((), 1)
-            item = {"namespace": "default", "name": "a", "uid": "1", "resourceVersion": "1"}
-            return {"kind": "Pod", "metadata": item}
+            return MADE
 
-        scene = _Scene(goes)
-        scene.learn()
+        scene = makes(goes)
         await scene.look()
         await scene.look()
         assert scene.server.asked == 2
@@ -163,8 +182,7 @@ class _Places:
         if self.quota:
             _forbids()
         self.made += 1
-        meta = {"namespace": "default", "name": "a", "uid": "p", "resourceVersion": "1"}
-        return {"kind": "Pod", "metadata": meta}
+        return MADE
 
     async def get(self, _: str) -> Any:
         if self.forbids:
@@ -176,42 +194,15 @@ class _Places:
         raise self.error
 
 
-class _Stage:
-    """A reconciler whose plan is always to make a pod, and to tell one where it is."""
-
-    def __init__(self, error: ApiError) -> None:
-        self.server, self.queue, self.told = _Places(error), WorkQueue(), list[str]()
-        self.seen = list[Observed]()
-        self.state = ClusterState(self.queue.add)
-        self.metrics = ControllerMetrics(
-            self.queue.__len__, self.state.conditions, self.state.states
-        )
-        self.reconciler = Reconciler(
-            cast("Any", self.server),
-            self.state,
-            self.queue,
-            self._decide,
-            lambda: 1e9,
-            self.metrics,
-            lambda event: self.told.append(type(event).__name__),
-        )
-        meta = {"namespace": "default", "name": "a", "uid": "u", "generation": 1}
-        self.state.update({"metadata": {**meta, "resourceVersion": "1"}, "spec": {}, "status": {}})
-
-    def _decide(self, _: Any, observed: Observed, __: float) -> JobPlan:
-        self.seen.append(observed)
-        return JobPlan(actions=(NoteTopology("p", "u", "n1", ("rack",)), CreatePod(0, {})))
-
-    async def look(self) -> None:
-        async with asyncio.timeout(10):
-            key = await self.queue.get()
-            await self.reconciler.reconcile(key)
-            self.queue.done(key)
+def places(code: int, reason: str) -> _Scene:
+    """A plan to tell a pod where it is, which is refused so, and to make another one."""
+    server = _Places(ApiError(code, reason, "pods is forbidden", "PATCH"))
+    return _Scene(server, NoteTopology("p", "u", "n1", ("rack",)), CreatePod(0, {}))
 
 
 def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> None:
     async def play() -> None:
-        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+        stage = places(403, "Forbidden")
         await stage.look()
         await stage.look()  # at once, to say so
         assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
@@ -231,7 +222,7 @@ def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
     """It would be news again with each try, and an event each time."""
 
     async def play() -> None:
-        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+        stage = places(403, "Forbidden")
         await stage.look()
         stage.server.quota = True
         for _ in range(2):
@@ -244,7 +235,7 @@ def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
 
 def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
     async def play() -> None:
-        stage = _Stage(ApiError(500, "InternalError", "not now", "PATCH"))
+        stage = places(500, "InternalError")
         await stage.look()
         stage.queue.add(A)
         await stage.look()
@@ -258,7 +249,7 @@ def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
 
 def test_that_nodes_may_not_be_read_does_not_keep_a_pod_from_being_told_later() -> None:
     async def play() -> None:
-        stage = _Stage(ApiError(500, "InternalError", "not now", "PATCH"))
+        stage = places(500, "InternalError")
         stage.server.forbids = True
         await stage.look()
         await stage.look()  # at once, to say so

@@ -8,7 +8,7 @@ from elastic_runtime.controller.decide.job_types import (
     PodView,
     Problem,
 )
-from tests.unit.controller.jobs import CLASSIC, job
+from tests.unit.controller.jobs import CLASSIC, job, template_of
 from tests.unit.controller.simulated import Cluster, begun, running
 
 POD = "spec.replicaSpecs.Worker.template.spec"
@@ -86,7 +86,7 @@ def test_what_the_kubelet_misses_is_told_with_its_field(missed: str, field: str)
 
 def test_the_image_of_another_container_is_named_where_it_stands() -> None:
     made = job(replicas=1)
-    pod = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod = template_of(made)["spec"]
     pod["initContainers"] = [{"name": "data", "image": "nowhere:1"}]
     cluster = begun(made)
     why = 'Back-off pulling image "docker.io/library/nowhere:1"'

@@ -19,10 +19,6 @@ def etcd(template: dict[str, Any] | None = None, *, image: str = "etcd:1", **fie
     return etcd_pod(JobSpec.of(job(etcd=said, **fields)), image)
 
 
-def named(items: list[dict[str, Any]]) -> dict[str, Any]:
-    return {each["name"]: each for each in items}
-
-
 def mark(pod: Any) -> str:
     found = pod["metadata"]["annotations"][TEMPLATE_ANNOTATION]
     assert isinstance(found, str)
@@ -82,18 +78,7 @@ def test_a_template_that_says_nothing_changes_nothing(template: dict[str, Any]) 
     [
         ("tolerations", [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]),
         ("nodeSelector", {"pool": "cpu"}),
-        (
-            "affinity",
-            {
-                "nodeAffinity": {
-                    "requiredDuringSchedulingIgnoredDuringExecution": {
-                        "nodeSelectorTerms": [
-                            {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}
-                        ]
-                    }
-                }
-            },
-        ),
+        ("affinity", {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}),
         ("priorityClassName", "high"),
         ("imagePullSecrets", [{"name": "registry"}]),
         ("terminationGracePeriodSeconds", 30),
@@ -221,10 +206,6 @@ def test_the_order_in_which_a_template_is_written_leaves_the_mark() -> None:
 # ---------------------------------------------------------------- around the pod
 
 
-def labels_of_a_worker() -> Any:
-    return worker_pod(JobSpec.of(job()), 0, 0, "10.0.0.7:2379", (1, 4))["metadata"]["labels"]
-
-
 def test_the_service_leads_to_the_port_of_etcd() -> None:
     service = etcd_service(JobSpec.of(job()))
     assert (service["kind"], service["metadata"]["name"]) == ("Service", "digits-etcd")
@@ -235,22 +216,23 @@ def test_the_service_leads_to_the_port_of_etcd() -> None:
     assert "clusterIP" not in service["spec"]
 
 
-def test_the_service_selects_etcd_and_no_worker() -> None:
-    selected = etcd_service(JobSpec.of(job()))["spec"]["selector"]
+@pytest.mark.parametrize(
+    "selected",
+    [
+        etcd_service(JobSpec.of(job()))["spec"]["selector"],
+        etcd_guard(JobSpec.of(job()))["spec"]["selector"]["matchLabels"],
+    ],
+    ids=["service", "guard"],
+)
+def test_what_is_around_the_pod_selects_etcd_and_no_worker(selected: dict[str, str]) -> None:
+    worker = worker_pod(JobSpec.of(job()), 0, 0, "10.0.0.7:2379", (1, 4))
     assert selected.items() <= etcd()["metadata"]["labels"].items()
-    assert not selected.items() <= labels_of_a_worker().items()
-
-
-def test_the_guard_selects_etcd_and_no_worker() -> None:
-    guard = etcd_guard(JobSpec.of(job()))
-    assert guard["kind"] == "PodDisruptionBudget"
-    selected = guard["spec"]["selector"]["matchLabels"]
-    assert selected.items() <= etcd()["metadata"]["labels"].items()
-    assert not selected.items() <= labels_of_a_worker().items()
+    assert not selected.items() <= worker["metadata"]["labels"].items()
 
 
 def test_the_guard_keeps_the_one_etcd_unless_it_is_not_ready() -> None:
     guard = etcd_guard(JobSpec.of(job()))
+    assert guard["kind"] == "PodDisruptionBudget"
     assert guard["spec"]["minAvailable"] == 1
     assert guard["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 

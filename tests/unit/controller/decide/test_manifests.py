@@ -8,7 +8,7 @@ import pytest
 
 from elastic_runtime.controller.decide import etcd_manifests, manifests
 from elastic_runtime.controller.spec.job_spec import JobSpec
-from tests.unit.controller.jobs import CLASSIC, UID, container, job
+from tests.unit.controller.jobs import CLASSIC, UID, container, job, template_of
 
 
 def pod(made: Any, index: int = 0, attempt: int = 0, endpoint: str = "") -> Any:
@@ -43,8 +43,10 @@ def test_a_classic_pod_is_started_as_the_classic_controller_did() -> None:
     assert labels["replica-type"] == "worker"
 
 
-def test_a_pod_belongs_to_its_job() -> None:
-    (owner,) = pod(job())["metadata"]["ownerReferences"]
+def test_a_pod_belongs_to_its_job_and_has_a_name_in_dns() -> None:
+    made = pod(job(), 1)
+    assert (made["spec"]["hostname"], made["spec"]["subdomain"]) == ("digits-worker-1", "digits")
+    (owner,) = made["metadata"]["ownerReferences"]
     assert owner == {
         "apiVersion": "elastic.pytorch.org/v1alpha1",
         "kind": "ElasticJob",
@@ -53,11 +55,6 @@ def test_a_pod_belongs_to_its_job() -> None:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-
-
-def test_a_pod_has_a_name_in_dns() -> None:
-    made = pod(job(), 1)["spec"]
-    assert (made["hostname"], made["subdomain"]) == ("digits-worker-1", "digits")
 
 
 def test_a_pod_is_told_all_that_its_agent_needs() -> None:
@@ -114,10 +111,9 @@ def test_arguments_are_added_where_they_reach_the_launcher(
 def test_what_the_template_says_stands() -> None:
     made = container(job(), env=[{"name": "PET_MAX_RESTARTS", "value": "7"}])
     made["spec"]["maxRestarts"] = 1
-    template = made["spec"]["replicaSpecs"]["Worker"]["template"]
+    template = template_of(made)
     template["metadata"] = {"labels": {"team": "a"}, "annotations": {"note": "b"}}
-    template["spec"]["terminationGracePeriodSeconds"] = 120
-    template["spec"]["restartPolicy"] = "Always"
+    template["spec"] |= {"terminationGracePeriodSeconds": 120, "restartPolicy": "Always"}
     worker = pod(made)
     assert env(worker)["PET_MAX_RESTARTS"] == "7"
     assert env(worker)["ELASTIC_GRACE"] == "115"
@@ -129,7 +125,7 @@ def test_what_the_template_says_stands() -> None:
 def test_sidecars_are_left_alone() -> None:
     made = job()
     sidecar = {"name": "log", "image": "b", "args": ["-v"]}
-    containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers = template_of(made)["spec"]["containers"]
     containers.insert(0, sidecar)
     containers[1]["name"] = "elasticjob-worker"
     assert pod(made)["spec"]["containers"][0] == {"name": "log", "image": "b", "args": ["-v"]}
@@ -165,7 +161,7 @@ def test_shared_memory_a_claim_and_certificates_are_mounted() -> None:
 def test_a_mount_of_the_template_is_not_covered_and_names_do_not_clash() -> None:
     made = container(job(), volumeMounts=[{"name": "mine", "mountPath": "/dev/shm/"}])
     made["spec"]["checkpoint"] = {"claimName": "disk"}
-    pod_spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod_spec = template_of(made)["spec"]
     pod_spec["volumes"] = [{"name": "mine"}, {"name": "elastic-checkpoint"}]
     worker = pod(made)
     names = [each["name"] for each in worker["spec"]["volumes"]]
@@ -176,9 +172,8 @@ def test_a_mount_of_the_template_is_not_covered_and_names_do_not_clash() -> None
 
 def test_making_a_pod_leaves_the_template_as_it_is() -> None:
     made = container(job(), args=["train.py"], env=[], volumeMounts=[])
-    before = repr(made)
     pod(made)
-    assert repr(made) == before
+    assert made == container(job(), args=["train.py"], env=[], volumeMounts=[])
 
 
 def test_the_disruption_budget_keeps_the_minimum() -> None:
@@ -190,10 +185,8 @@ def test_the_disruption_budget_keeps_the_minimum() -> None:
 
 
 def test_nothing_of_the_workers_selects_etcd() -> None:
-    spec = JobSpec.of(job(etcd={"image": "etcd:1"}))
-    etcd, behind = etcd_manifests.etcd_pod(spec), etcd_manifests.etcd_service(spec)
-    assert etcd["spec"]["containers"][0]["image"] == "etcd:1"
-    assert behind["spec"]["selector"].items() <= etcd["metadata"]["labels"].items()
+    spec = JobSpec.of(job())
+    etcd = etcd_manifests.etcd_pod(spec)
     for selected in (
         manifests.selector("digits"),
         manifests.worker_service(spec)["spec"]["selector"],
@@ -214,7 +207,7 @@ def test_all_pods_of_a_job_have_its_priority_unless_they_name_another() -> None:
     made = job(priorityClassName="high")
     assert pod(made)["spec"]["priorityClassName"] == "high"
     assert etcd_manifests.etcd_pod(JobSpec.of(made))["spec"]["priorityClassName"] == "high"
-    made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["priorityClassName"] = "low"
+    template_of(made)["spec"]["priorityClassName"] = "low"
     assert pod(made)["spec"]["priorityClassName"] == "low"
     made["spec"]["etcd"] = {"template": {"spec": {"priorityClassName": "low"}}}
     assert etcd_manifests.etcd_pod(JobSpec.of(made))["spec"]["priorityClassName"] == "low"
@@ -224,9 +217,8 @@ def test_all_pods_of_a_job_have_its_priority_unless_they_name_another() -> None:
 def test_a_pod_is_found_by_prometheus_unless_its_template_says_otherwise() -> None:
     notes = pod(job())["metadata"]["annotations"]
     assert (notes["prometheus.io/scrape"], notes["prometheus.io/port"]) == ("true", "9404")
-    template = {"metadata": {"annotations": {"prometheus.io/scrape": "false"}}}
-    spec = {"containers": [{"name": "main", "image": "img:1"}]}
-    made = job(worker={"template": {**template, "spec": spec}})
+    made = job()
+    template_of(made)["metadata"] = {"annotations": {"prometheus.io/scrape": "false"}}
     assert pod(made)["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
 
 

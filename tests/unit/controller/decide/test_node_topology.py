@@ -14,7 +14,7 @@ from elastic_runtime.controller.decide.job_types import DeletePod, NoteTopology
 from elastic_runtime.controller.decide.manifests import settings_mark, template_mark
 from elastic_runtime.controller.decide.node_topology import unknown
 from elastic_runtime.controller.spec.job_spec import JobSpec
-from tests.unit.controller.jobs import container, job
+from tests.unit.controller.jobs import container, job, template_of
 from tests.unit.controller.simulated import Cluster, begun, running
 
 LABELS = ("zone", "block", "rack")
@@ -58,8 +58,7 @@ def test_a_pod_finds_its_annotation_in_a_file() -> None:
 
 def test_a_volume_of_that_name_is_the_users() -> None:
     made = job(topology=TOPOLOGY)
-    spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    spec["volumes"] = [{"name": node_topology.VOLUME, "emptyDir": {}}]
+    template_of(made)["spec"]["volumes"] = [{"name": node_topology.VOLUME, "emptyDir": {}}]
     manifest = pod(made)
     names = [one["name"] for one in manifest["spec"]["volumes"]]
     assert len(set(names)) == len(names)
@@ -86,15 +85,13 @@ def test_a_pod_that_is_told_nothing_has_no_trace_of_it(made: Any) -> None:
 def test_what_is_mounted_there_stays() -> None:
     mounts = [{"name": "mine", "mountPath": f"{node_topology.DIRECTORY}/"}]
     made = container(job(topology=TOPOLOGY), volumeMounts=mounts)
-    spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    spec["volumes"] = [{"name": "mine", "emptyDir": {}}]
+    template_of(made)["spec"]["volumes"] = [{"name": "mine", "emptyDir": {}}]
     assert traces(pod(made)) == [False] * 4
 
 
 def test_an_annotation_of_the_template_is_what_is_told() -> None:
     made = job(topology=TOPOLOGY)
-    template = made["spec"]["replicaSpecs"]["Worker"]["template"]
-    template["metadata"] = {"annotations": {NOTE: "a/b"}}
+    template_of(made)["metadata"] = {"annotations": {NOTE: "a/b"}}
     assert pod(made)["metadata"]["annotations"][NOTE] == "a/b"
 
 
@@ -105,15 +102,13 @@ def test_no_pod_is_outdated_by_it() -> None:
 
 
 def test_the_job_has_the_last_word() -> None:
-    given = {
-        name: node_topology.with_default(JobSpec.of(job(topology=topology)), LABELS).node_labels
-        for name, topology in {
-            "left out": None,
-            "none": {"nodeLabels": []},
-            "own": {"nodeLabels": ["rack"]},
-        }.items()
-    }
-    assert given == {"left out": LABELS, "none": (), "own": ("rack",)}
+    for topology, labels in (
+        (None, LABELS),
+        ({"nodeLabels": []}, ()),
+        ({"nodeLabels": ["rack"]}, ("rack",)),
+    ):
+        spec = JobSpec.of(job(topology=topology))
+        assert node_topology.with_default(spec, LABELS).node_labels == labels
 
 
 # ---------------------------------------------------------------- what is filled in
@@ -152,12 +147,8 @@ def test_a_pod_is_told_when_it_has_a_node_and_once() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"deleting": True},
-        {"topology": "-"},
-        {"topology": None},
-        {"exit_code": 1},
-        {"node": ""},
-        {"attempt": 7},
+        *({"deleting": True}, {"exit_code": 1}, {"attempt": 7}),
+        *({"topology": "-"}, {"topology": None}, {"node": ""}),
     ],
     ids=str,
 )

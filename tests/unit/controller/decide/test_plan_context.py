@@ -12,6 +12,7 @@ from elastic_runtime.controller.decide.job_types import (
 from elastic_runtime.controller.decide.plan_context import PlanContext
 from elastic_runtime.controller.decide.status_builder import StatusBuilder
 from elastic_runtime.controller.spec.job_spec import JobSpec
+from elastic_runtime.limits import POD_PAUSES
 from tests.unit.controller.jobs import job
 
 NOW = 1_750_000_000.0
@@ -36,6 +37,13 @@ def test_sizes_stay_within_the_bounds_that_the_agents_were_started_with(
 ) -> None:
     context = context_of({"memory": {"launch": launched}}, replicas=replicas, spares=1)
     assert (context.desired, context.wanted) == (desired, wanted)
+
+
+def test_a_pause_that_a_wrong_clock_has_set_holds_nothing_up() -> None:
+    context = context_of()
+    assert context.is_ahead(NOW + 1)
+    assert not context.is_ahead(NOW)
+    assert not context.is_ahead(NOW + POD_PAUSES.longest + 2)
 
 
 def test_the_next_look_is_at_the_earliest_moment_and_never_in_the_past() -> None:

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from elastic_runtime.cli.kube.build_job import checked_job
 from elastic_runtime.controller.spec.job_spec import Checkpoint, Etcd, InvalidSpec, JobSpec, Rule
-from tests.unit.controller.jobs import CLASSIC, UID, container, job
+from elastic_runtime.controller.spec.scheduling_spec import Scheduling
+from elastic_runtime.controller.spec.topology_spec import MOST_LEVELS, are_node_labels
+from tests.unit.controller.jobs import CLASSIC, UID, container, job, template_of
+from tests.unit.controller.simulated import begun
 
 
 def test_a_classic_manifest_is_read_unchanged() -> None:
@@ -59,10 +63,7 @@ def test_every_field_is_read() -> None:
             backoffLimit=3,
             failurePolicy={
                 "rules": [
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {"operator": "NotIn", "values": [1, 2]},
-                    },
+                    {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
                     {"action": "Ignore", "onReasons": ["OOMKilled"]},
                 ]
             },
@@ -92,7 +93,7 @@ def test_each_attempt_has_a_run_id_of_its_own() -> None:
 
 def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
     made = job()
-    containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers = template_of(made)["spec"]["containers"]
     containers.append({"name": "elasticjob-worker", "image": "img:2"})
     assert JobSpec.of(made).container == 1
     assert list(JobSpec.of(made).images.values()) == ["img:2", "img:1"]
@@ -100,7 +101,7 @@ def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
     assert JobSpec.of(made).container == 0
 
 
-WORKER = "spec.replicaSpecs.Worker"
+WORKER, QUEUE, LABELS = "spec.replicaSpecs.Worker", "spec.scheduling", "spec.topology.nodeLabels"
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"minReplicas": 3, "maxReplicas": 2}, "spec.minReplicas", "above maxReplicas 2"),
     ({"minReplicas": 0}, "spec.minReplicas", "less than 1"),
@@ -112,17 +113,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"worker": {"restartPolicy": "Sometimes"}}, f"{WORKER}.restartPolicy", "Always, OnFailure"),
     ({"worker": {"template": None}}, f"{WORKER}.template", "missing"),
     ({"worker": {"template": {}}}, f"{WORKER}.template.spec", "missing"),
-    ({"worker": {"template": {"spec": {}}}}, f"{WORKER}.template.spec.containers", "container"),
-    (
-        {"worker": {"template": {"spec": {"containers": [{"name": "a"}]}}}},
-        f"{WORKER}.template.spec.containers[0].image",
-        "needs an image",
-    ),
-    (
-        {"worker": {"template": {"spec": {"containers": ["a"]}}}},
-        f"{WORKER}.template.spec.containers[0]",
-        "not an object",
-    ),
     ({"replicaSpecs": None}, "spec.replicaSpecs", "missing"),
     ({"replicaSpecs": {"Master": {}}}, "spec.replicaSpecs.Master", "Worker"),
     ({"rdzvEndpoint": "<your_etcd_endpoint>:<port>"}, "spec.rdzvEndpoint", "endpoint"),
@@ -164,6 +154,26 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "spec.failurePolicy.rules[0].onExitCodes.values",
         "whole numbers",
     ),
+    ({"scheduling": {"queue": "Team"}}, f"{QUEUE}.queue", "'Team' is not the name of an object"),
+    ({"scheduling": {"queue": "a" * 64}}, f"{QUEUE}.queue", "is not the name of an object"),
+    ({"scheduling": {"queue": ""}}, f"{QUEUE}.queue", "it is empty"),
+    ({"scheduling": {"queue": 7}}, f"{QUEUE}.queue", "7 is not a text"),
+    ({"scheduling": {"gang": "all"}}, f"{QUEUE}.gang", "coscheduling, volcano, kai, native"),
+    ({"scheduling": {"priorityClass": "a"}}, f"{QUEUE}.priorityClass", "name one in queue"),
+    (
+        {"scheduling": {"queue": "q", "gang": "kai", "surplusPriorityClass": "a"}},
+        f"{QUEUE}.surplusPriorityClass",
+        "kai knows none: use spec.priorityClassName",
+    ),
+    ({"scheduling": []}, QUEUE, "[] is not an object"),
+    ({"topology": {"nodeLabels": "rack"}}, LABELS, "not a list"),
+    ({"topology": {"nodeLabels": ["rack"] * (MOST_LEVELS + 1)}}, LABELS, "at most 8 are possible"),
+    ({"topology": {"nodeLabels": ["zone", 7]}}, f"{LABELS}[1]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["zone", ""]}}, f"{LABELS}[1]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["a/b/c"]}}, f"{LABELS}[0]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["Example.com/rack"]}}, f"{LABELS}[0]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["rack-"]}}, f"{LABELS}[0]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["r" * 64]}}, f"{LABELS}[0]", "no key of a label"),
 ]
 
 
@@ -191,3 +201,75 @@ def test_null_is_as_if_left_out() -> None:
     made["spec"]["etcd"] = None
     assert JobSpec.of(made) == JobSpec.of(copy.deepcopy(made))
     assert JobSpec.of(made).etcd == Etcd()
+
+
+# ---------------------------------------------------------------- queues and gangs
+
+
+def test_a_job_that_names_none_has_neither_queue_nor_gang() -> None:
+    read = JobSpec.of(job()).scheduling
+    assert read == Scheduling()
+    assert not read.kueue
+
+
+@pytest.mark.parametrize(
+    ("gang", "kueue"),
+    [("", True), ("coscheduling", True), ("native", True), ("volcano", False), ("kai", False)],
+)
+def test_a_queue_is_kueues_unless_the_scheduler_has_its_own(gang: str, kueue: bool) -> None:
+    asked = {"queue": "team", **({"gang": gang} if gang else {})}
+    assert JobSpec.of(job(scheduling=asked)).scheduling.kueue is kueue
+
+
+def test_a_gang_alone_waits_in_no_queue() -> None:
+    assert not JobSpec.of(job(scheduling={"gang": "coscheduling"})).scheduling.kueue
+
+
+@pytest.mark.parametrize(
+    ("label", "asked", "is_told"),
+    [
+        ("team", None, True),
+        ("team", {"queue": "other"}, True),
+        ("team", {"queue": "team"}, False),
+        ("", None, False),
+    ],
+)
+def test_a_queue_in_a_label_of_the_job_has_no_effect_and_that_is_told(
+    label: str, asked: Any, is_told: bool
+) -> None:
+    made = job(scheduling=asked)
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": label} if label else {}
+    cluster = begun(made)
+    assert cluster.reasons("Warning") == (["QueueIgnored"] if is_told else [])
+    if is_told:
+        with pytest.raises(InvalidSpec, match=r"say it in spec\.scheduling\.queue"):
+            checked_job(made)
+    else:
+        checked_job(made)
+
+
+# ---------------------------------------------------------------- labels of nodes
+
+KEYS = ["topology.kubernetes.io/zone", "example.com/block", "rack"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "read"),
+    [
+        (None, None),
+        ({}, None),
+        ({"nodeLabels": None}, None),
+        ({"nodeLabels": []}, ()),
+        ({"nodeLabels": KEYS}, tuple(KEYS)),
+    ],
+)
+def test_a_job_names_labels_or_none_or_leaves_it_to_the_controller(
+    topology: Any, read: tuple[str, ...] | None
+) -> None:
+    assert JobSpec.of(job(topology=topology)).node_labels == read
+
+
+def test_the_setting_follows_the_same_rules() -> None:
+    assert are_node_labels(()) and are_node_labels(KEYS)
+    assert not are_node_labels(["rack"] * (MOST_LEVELS + 1))
+    assert not are_node_labels(["rack", ""])

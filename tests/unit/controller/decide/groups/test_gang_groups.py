@@ -11,7 +11,7 @@ from elastic_runtime.controller.decide.groups.gang_groups import gang_name, pod_
 from elastic_runtime.controller.decide.job_types import ApplyPodGroup, CreatePod
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.kube.pod_groups import COSCHEDULING, KAI, NATIVE, SCHEMAS, VOLCANO
-from tests.unit.controller.jobs import job
+from tests.unit.controller.jobs import job, template_of
 from tests.unit.controller.simulated import Cluster, begun, running
 
 KINDS = {"coscheduling": COSCHEDULING, "volcano": VOLCANO, "kai": KAI, "native": NATIVE}
@@ -55,7 +55,7 @@ def test_pods_are_placed_by_that_scheduler_unless_the_template_names_one(
     assert {pod["spec"].get("schedulerName") for pod in pods(cluster)} == {scheduler}
 
     asked = gang(name)
-    asked["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["schedulerName"] = "mine"
+    template_of(asked)["spec"]["schedulerName"] = "mine"
     cluster = begun(asked)
     assert {pod["spec"]["schedulerName"] for pod in pods(cluster)} == {"mine"}
 
