@@ -389,9 +389,8 @@ class Cluster:
         return self
 
     def change_template(self, image: str = "img:2", **container: Any) -> Self:
-        """A user changes the container of the workers; without any field its image."""
-        worker = template_of(self.job)["spec"]["containers"][0]
-        worker.update(container or {"image": image})
+        """A user changes the container of the workers: its image, and what else is given."""
+        template_of(self.job)["spec"]["containers"][0].update(image=image, **container)
         return self.edit()
 
     def wait(self, seconds: float) -> Self:

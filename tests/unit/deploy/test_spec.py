@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import kubernetes_validate
 import pytest
 
+from elastic_runtime.controller.decide import etcd_manifests, manifests
 from elastic_runtime.controller.spec.job_spec import InvalidSpec, JobSpec
 from tests.unit.deploy import structural
 from tests.unit.deploy.admission import OPEN, elasticjob
@@ -65,7 +67,16 @@ class Read(dict[str, Any]):
 
 @pytest.mark.parametrize("job", ALL_JOBS)
 def test_a_sample(job: Object) -> None:
-    assert JobSpec.of(job) == JobSpec.of(elasticjob().completed(job))
+    spec = JobSpec.of(job)
+    assert spec == JobSpec.of(elasticjob().completed(job))
+    for manifest in (
+        manifests.worker_pod(spec, 0, 0, spec.endpoint or "10.0.0.7:2379", (1, 2)),
+        manifests.worker_service(spec),
+        manifests.disruption_budget(spec),
+        etcd_manifests.etcd_pod(spec),
+        etcd_manifests.etcd_service(spec),
+    ):
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
 @pytest.mark.parametrize(("path", "value"), GOOD)
