@@ -428,10 +428,7 @@ def _scale_of(job: Object) -> Object:
         "apiVersion": "autoscaling/v1",
         "metadata": {**meta, "resourceVersion": job["metadata"]["resourceVersion"]},
         "spec": {"replicas": worker.get("replicas", 0)},
-        "status": {
-            "replicas": status.get("replicas", 0),
-            "selector": status.get("selector", ""),
-        },
+        "status": {"replicas": status.get("replicas", 0), "selector": status.get("selector", "")},
     }
 
 

@@ -234,9 +234,7 @@ def test_who_may_not_patch_pods_tries_it_once() -> None:
 
 
 @pytest.mark.parametrize("refusals", [{"get": AWAY}, {"patch": AWAY}], ids=str)
-def test_a_server_that_is_away_is_no_problem_and_asked_again(
-    refusals: dict[str, ApiError],
-) -> None:
+def test_a_server_that_is_away_is_no_problem_and_asked_again(refusals: dict[str, ApiError]) -> None:
     server = _Nodes(**refusals)
     assert _note(server) == NoteOutcome(again=True)
     assert server.told == {}, "a pod is not told that nothing is known"

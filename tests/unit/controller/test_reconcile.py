@@ -22,6 +22,7 @@ from elastic_runtime.controller.reconcile import Reconciler, difference
 from elastic_runtime.controller.workqueue import WorkQueue
 from elastic_runtime.kubernetes.api_errors import ApiError
 from tests.kube.patches import merged
+from tests.unit.controller.loops import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,15 +125,13 @@ def makes(answer: Callable[[], Any]) -> _Scene:
     return _Scene(_Server(answer), CreatePod(0, {}, "wanted"), service)
 
 
-def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
-    async def play() -> None:
-        scene = makes(_refuses)
-        for tries in (1, 2):
-            await scene.look()
-            assert scene.server.asked == tries
-            scene.now -= 3600
-
-    asyncio.run(play())
+@in_loop
+async def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
+    scene = makes(_refuses)
+    for tries in (1, 2):
+        await scene.look()
+        assert scene.server.asked == tries
+        scene.now -= 3600
 
 
 @pytest.mark.parametrize(
@@ -140,31 +139,27 @@ def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
     [("u", 1, 1), ("u", 2, 2), ("another", 1, 2)],
     ids=["the same", "edited", "another of this name"],
 )
-def test_what_is_asked_for_otherwise_is_tried_at_once(
+@in_loop
+async def test_what_is_asked_for_otherwise_is_tried_at_once(
     uid: str, generation: int, tries: int
 ) -> None:
-    async def play() -> None:
-        scene = makes(_forbids)
-        await scene.look()
-        scene.learn(uid, generation, version=2)
-        await scene.look()
-        assert scene.server.asked == tries
-
-    asyncio.run(play())
+    scene = makes(_forbids)
+    await scene.look()
+    scene.learn(uid, generation, version=2)
+    await scene.look()
+    assert scene.server.asked == tries
 
 
-def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
-    async def play() -> None:
-        def goes() -> Any:
-            scene.state.retain((), 1)
-            return MADE
+@in_loop
+async def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
+    def goes() -> Any:
+        scene.state.retain((), 1)
+        return MADE
 
-        scene = makes(goes)
-        await scene.look()
-        await scene.look()
-        assert scene.server.asked == 2
-
-    asyncio.run(play())
+    scene = makes(goes)
+    await scene.look()
+    await scene.look()
+    assert scene.server.asked == 2
 
 
 # ---------------------------------------------------------------- where pods are
@@ -200,62 +195,54 @@ def places(code: int, reason: str) -> _Scene:
     return _Scene(server, NoteTopology("p", "u", "n1", ("rack",)), CreatePod(0, {}))
 
 
-def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> None:
-    async def play() -> None:
-        stage = places(403, "Forbidden")
-        await stage.look()
-        await stage.look()  # at once, to say so
-        assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
-        assert stage.seen[-1].problems == ()
-        for _ in range(3):
-            stage.queue.add(A)
-            await stage.look()
-        assert (stage.server.tried, stage.server.made) == (1, 5)
-        assert stage.told.count("ControllerRefused") == 1
-        assert "refused_actions_total 0.0" in stage.metrics.text().decode()
-        assert not stage.queue._timers
-
-    asyncio.run(play())
-
-
-def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
-    """It would be news again with each try, and an event each time."""
-
-    async def play() -> None:
-        stage = places(403, "Forbidden")
-        await stage.look()
-        stage.server.quota = True
-        for _ in range(2):
-            await stage.look()  # at once, and by the timer of the quota
-        assert [len(seen.asides) for seen in stage.seen[1:]] == [1] * (len(stage.seen) - 1)
-        assert any(seen.problems for seen in stage.seen)
-
-    asyncio.run(play())
-
-
-def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
-    async def play() -> None:
-        stage = places(500, "InternalError")
-        await stage.look()
+@in_loop
+async def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> None:
+    stage = places(403, "Forbidden")
+    await stage.look()
+    await stage.look()  # at once, to say so
+    assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
+    assert stage.seen[-1].problems == ()
+    for _ in range(3):
         stage.queue.add(A)
         await stage.look()
-        assert (stage.server.tried, stage.server.made) == (1, 2)
-        await stage.look()  # a timer of a second
-        assert (stage.server.tried, stage.server.made) == (2, 3)
-        assert stage.seen[-1].asides == ()
-
-    asyncio.run(play())
+    assert (stage.server.tried, stage.server.made) == (1, 5)
+    assert stage.told.count("ControllerRefused") == 1
+    assert "refused_actions_total 0.0" in stage.metrics.text().decode()
+    assert not stage.queue._timers
 
 
-def test_that_nodes_may_not_be_read_does_not_keep_a_pod_from_being_told_later() -> None:
-    async def play() -> None:
-        stage = places(500, "InternalError")
-        stage.server.forbids = True
-        await stage.look()
-        await stage.look()  # at once, to say so
-        assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
-        for tried in (2, 3):
-            await stage.look()  # a timer of seconds
-            assert stage.server.tried == tried
+@in_loop
+async def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
+    """It would be news again with each try, and an event each time."""
 
-    asyncio.run(play())
+    stage = places(403, "Forbidden")
+    await stage.look()
+    stage.server.quota = True
+    for _ in range(2):
+        await stage.look()  # at once, and by the timer of the quota
+    assert [len(seen.asides) for seen in stage.seen[1:]] == [1] * (len(stage.seen) - 1)
+    assert any(seen.problems for seen in stage.seen)
+
+
+@in_loop
+async def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
+    stage = places(500, "InternalError")
+    await stage.look()
+    stage.queue.add(A)
+    await stage.look()
+    assert (stage.server.tried, stage.server.made) == (1, 2)
+    await stage.look()  # a timer of a second
+    assert (stage.server.tried, stage.server.made) == (2, 3)
+    assert stage.seen[-1].asides == ()
+
+
+@in_loop
+async def test_that_nodes_may_not_be_read_does_not_keep_a_pod_from_being_told_later() -> None:
+    stage = places(500, "InternalError")
+    stage.server.forbids = True
+    await stage.look()
+    await stage.look()  # at once, to say so
+    assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
+    for tried in (2, 3):
+        await stage.look()  # a timer of seconds
+        assert stage.server.tried == tried

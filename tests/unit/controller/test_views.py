@@ -57,10 +57,7 @@ def test_a_pod_that_runs() -> None:
 
 def test_the_end_of_the_worker_is_the_end_that_counts() -> None:
     ended = {"exitCode": 137, "reason": "OOMKilled", "message": "too much", **ENDED}
-    containers = [
-        container("sidecar", terminated={"exitCode": 0}),
-        container(terminated=ended),
-    ]
+    containers = [container("sidecar", terminated={"exitCode": 0}), container(terminated=ended)]
     found = view(pod(phase="Failed", containerStatuses=containers))
     assert (found.exit_code, found.reason, found.message) == (137, "OOMKilled", "too much")
     assert (found.started_at, found.finished_at) == (120.0, 180.0)

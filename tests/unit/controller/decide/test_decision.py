@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.controller.decide.job_types import (
-    ApplyManifest,
-    CreatePod,
-)
+from elastic_runtime.controller.decide.job_types import ApplyManifest, CreatePod
 from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.controller.jobs import CLASSIC, UID, job
 from tests.unit.controller.simulated import BEGINNING, Cluster, begun, running

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.controller.decide.job_types import (
-    CreatePod,
-    DeleteJob,
-)
+from elastic_runtime.controller.decide.job_types import CreatePod, DeleteJob
 from elastic_runtime.controller.decide.pod_failures import pause
 from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.controller.jobs import UID, job

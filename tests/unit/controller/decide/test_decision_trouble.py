@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.controller.decide.job_types import (
-    PodView,
-    Problem,
-)
+from elastic_runtime.controller.decide.job_types import PodView, Problem
 from tests.unit.controller.jobs import CLASSIC, job, template_of
 from tests.unit.controller.simulated import Cluster, begun, running
 

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.controller.decide.job_types import (
-    ApplyManifest,
-    CheckPod,
-    CreatePod,
-)
+from elastic_runtime.controller.decide.job_types import ApplyManifest, CheckPod, CreatePod
 from elastic_runtime.controller.decide.rollout import REFUSED, refusal
 from tests.unit.controller.decide.rollouts import REFUSAL, images, rolling
 from tests.unit.controller.jobs import job

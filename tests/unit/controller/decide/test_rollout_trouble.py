@@ -32,10 +32,19 @@ def about_to_go() -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [(2, ""), (1, ""), (128, "StartError"), (127, "ContainerCannotRun")]
+    ("policy", "code", "reason"),
+    [
+        ("OnFailure", 2, ""),
+        ("OnFailure", 1, ""),
+        ("OnFailure", 128, "StartError"),
+        ("OnFailure", 127, "ContainerCannotRun"),
+        ("ExitCode", 1, ""),
+    ],
 )
-def test_a_pod_that_cannot_start_says_something_about_its_template(code: int, reason: str) -> None:
-    cluster = succeeded(rolling(), ago=1)
+def test_a_pod_that_cannot_start_says_something_about_its_template(
+    policy: str, code: int, reason: str
+) -> None:
+    cluster = succeeded(rolling(worker={"restartPolicy": policy}), ago=1)
     cluster.end(2, code, reason).wait(90).settle()
     assert not cluster.ended
     assert cluster.holds("Running")
@@ -76,12 +85,6 @@ def test_a_corrected_template_is_not_held_up_by_the_falls_of_the_last_one() -> N
     cluster.change_template("img:3").settle()
     assert images(cluster)[2] == "img:3"
     assert cluster.pods["digits-worker-2"].phase == "Pending"
-
-
-def test_exit_codes_that_end_a_job_say_something_about_the_template_too() -> None:
-    cluster = succeeded(rolling(worker={"restartPolicy": "ExitCode"}), ago=1)
-    cluster.end(2, 1).settle()
-    assert not cluster.ended
 
 
 def test_a_pod_that_was_in_no_round_says_something_about_its_template_however_late() -> None:

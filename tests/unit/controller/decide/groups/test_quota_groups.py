@@ -88,10 +88,13 @@ def test_nothing_beyond_the_minimum_is_asked_for_before_that_has_quota() -> None
     assert cluster.indices == [0, 1, 2]
 
 
-def test_a_successor_joins_the_group_which_keeps_its_quota() -> None:
+@pytest.mark.parametrize("image", ["img:1", "img:2"], ids=["the same", "another image"])
+def test_a_successor_joins_the_group_which_keeps_its_quota(image: str) -> None:
     cluster = queued()
     before = group(cluster, 1)
+    cluster.change_template(image).settle()
     cluster.end(1, 137).settle()
+    assert cluster.worker(1)["image"] == image
     assert group(cluster, 1) == before
     assert cluster._at(1).phase == PENDING
 
@@ -106,11 +109,7 @@ def test_a_group_of_one_is_kept_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"resources": {"requests": {"cpu": "2"}}},
-        {"ports": [{"containerPort": 80}]},
-    ],
+    "change", [{"resources": {"requests": {"cpu": "2"}}}, {"ports": [{"containerPort": 80}]}]
 )
 def test_a_pod_of_another_shape_is_alone_while_others_run(change: Any) -> None:
     cluster = queued()
@@ -174,14 +173,6 @@ def test_enough_pods_beyond_a_minimum_that_has_lost_its_quota_train_on() -> None
     lose_quota(cluster, 0)
     assert cluster.indices == [0, 1, 2, 3]
     assert cluster.holds("Running")
-
-
-def test_an_image_is_no_shape() -> None:
-    cluster = queued()
-    before = group(cluster, 1)
-    cluster.change_template().settle()
-    cluster.end(1, 137).settle()
-    assert group(cluster, 1) == before
 
 
 def test_a_group_that_was_begun_is_completed() -> None:
