@@ -1,4 +1,4 @@
-"""What comes of a plan's actions when the API server does them, refuses them or knows better."""
+"""What comes of a plan's actions and events when the API server does them, or knows better."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from elastic_runtime.controller.decide.job_types import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    JobEvent,
     NoteTopology,
     PodView,
     Problem,
 )
+from elastic_runtime.controller.event_recorder import record_event
 from elastic_runtime.controller.executor import Executor, NoteOutcome, Outcome
 from elastic_runtime.kubernetes.api_errors import NO_ANSWER, ApiError
 from elastic_runtime.limits import TOPOLOGY_FILE_TIMEOUT
@@ -268,3 +270,28 @@ def test_what_a_policy_refuses_is_told() -> None:
     denied = ApiError(422, "Invalid", "ValidatingAdmissionPolicy denied it", "PATCH")
     outcome = _note(_Nodes(patch=denied))
     assert outcome.problem and outcome.refused
+
+
+# ---------------------------------------------------------------- events
+
+
+def test_an_event_is_about_its_job_and_fits() -> None:
+    class _Events:
+        async def create(self, resource: Any, namespace: str, item: Any) -> None:
+            assert (resource.plural, namespace) == ("events", "team")
+            created.append(item)
+
+    created: list[Any] = []
+    meta = {"name": "x" * 253, "namespace": "team", "uid": "u1", "resourceVersion": "7"}
+    job = {"apiVersion": "elastic.pytorch.org/v1alpha1", "kind": "ElasticJob", "metadata": meta}
+    event = JobEvent("Warning", "QuotaExceeded", "m" * 5000)
+    for _ in range(2):
+        asyncio.run(record_event(cast("Any", _Events()), job, event))
+    first, _ = created
+    assert (first["type"], first["reason"]) == ("Warning", "QuotaExceeded")
+    about = first["involvedObject"]
+    assert (about["name"], about["uid"], about["kind"]) == ("x" * 253, "u1", "ElasticJob")
+    assert len(first["message"]) == 1024, "a longer one is refused"
+    names = [item["metadata"]["name"] for item in created]
+    assert names == sorted(set(names)), "lists are in the order of names"
+    assert all(len(name) <= 253 for name in names)

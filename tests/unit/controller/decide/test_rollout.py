@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -207,15 +206,6 @@ def test_pods_without_reports_are_believed_to_train_after_a_while() -> None:
     assert cluster.leaving == []
     cluster.wake().settle()
     assert cluster.leaving == [2]
-
-
-def test_a_controller_that_is_started_again_goes_on_with_a_rollout() -> None:
-    cluster = rolling()
-    kept = copy.deepcopy(cluster.status["memory"]["roll"])
-    assert kept == {"uid": kept["uid"], "index": 2, "round": 1, "nodes": 3}
-    cluster.in_round(2, 2).vanish().settle()
-    cluster.run().in_round(3, 3).settle()
-    assert cluster.leaving == [1]
 
 
 # ---------------------------------------------------------------- a template that does not work

@@ -306,26 +306,21 @@ def test_a_rollout_that_is_called_off_forgets_the_pod_that_was_to_go() -> None:
 
 @pytest.mark.parametrize(
     "leave",
-    [lambda it: it.edit(suspend=True), lambda it: it.end(0, 0).end(1, 0)],
-    ids=["suspended", "ended"],
+    [
+        lambda it: it.edit(suspend=True),
+        lambda it: it.end(0, 0).end(1, 0),
+        lambda it: it.wait(it.job["spec"]["activeDeadlineSeconds"]),
+    ],
+    ids=["suspended", "ended", "too late"],
 )
 def test_a_job_without_pods_is_not_outdated(leave: Any) -> None:
-    cluster = running(2)
+    cluster = running(2, activeDeadlineSeconds=100, cleanPodPolicy="All")
     cluster.change_template().settle()
     assert cluster.holds("Outdated")
     leave(cluster).settle()
     cluster.vanish().settle()
     assert not cluster.holds("Outdated")
     assert (cluster.status.get("worldSize", 0), cluster.status["updatedReplicas"]) == (0, 0)
-
-
-def test_a_job_that_has_ended_is_not_outdated_when_its_last_pod_is_gone() -> None:
-    cluster = running(2, activeDeadlineSeconds=100, cleanPodPolicy="All")
-    cluster.change_template().settle()
-    cluster.wait(200).settle()
-    assert cluster.holds("Failed")
-    cluster.vanish().settle()
-    assert not cluster.holds("Outdated")
 
 
 # ---------------------------------------------------------------- what somebody has written

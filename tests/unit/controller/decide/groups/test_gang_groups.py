@@ -122,13 +122,8 @@ def test_while_pods_are_there_new_ones_join_their_group(after: str | None) -> No
 
 def test_who_is_added_to_a_job_without_a_gang_is_in_none() -> None:
     cluster = running(2)
+    assert "gang" not in cluster.status["memory"]
     cluster.edit(scheduling={"gang": "coscheduling"}, replicas=3).settle()
     assert cluster.gangs == set()
     labels = cluster.manifests["digits-worker-2"]["metadata"]["labels"]
     assert "scheduling.x-k8s.io/pod-group" not in labels
-
-
-def test_no_job_without_a_gang_has_a_group() -> None:
-    cluster = running(2)
-    assert cluster.gangs == set()
-    assert "gang" not in cluster.status["memory"]
