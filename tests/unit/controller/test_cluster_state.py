@@ -97,12 +97,6 @@ def test_a_list_without_a_job_is_its_end(state: ClusterState, told: list[Any]) -
     assert told == [KEY]
 
 
-def test_a_list_that_lacks_the_job_before_is_not_the_end_of_the_next(state: ClusterState) -> None:
-    state.update(job(9, uid="second"))
-    state.delete(job(3, uid="first"))
-    assert state.jobs[KEY]["metadata"]["uid"] == "second"
-
-
 def test_who_wrote_what_is_not_kept(state: ClusterState) -> None:
     state.update(job())
     assert "managedFields" not in state.jobs[KEY]["metadata"]
@@ -164,12 +158,8 @@ def cache(told: list[tuple[str, str]]) -> InformerCache[str]:
 def test_what_is_learned_is_there(cache: InformerCache[str], told: list[Any]) -> None:
     cache.update(service(1, "here"))
     assert cache.owned_by(KEY, "job-1") == {"etcd": "here"}
+    assert cache.owned_by(KEY, "job-2") == {}, "an earlier job of the name is another one"
     assert told == [KEY]
-
-
-def test_an_earlier_job_of_the_name_is_another(cache: InformerCache[str]) -> None:
-    cache.update(service(1, "here"))
-    assert cache.owned_by(KEY, "job-2") == {}
 
 
 def test_what_changes_nothing_that_matters_is_not_told(

@@ -77,6 +77,15 @@ def test_a_file_says_what_it_is_for(file: Any) -> None:
     assert templated or file.read_text().startswith("#") or file.name == "Chart.yaml"
 
 
+def assert_restricted(pod: Object, **more: Any) -> None:
+    """It may run where only restricted pods may; ``more`` is in each container's context, too."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    least = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {**least, **more}
+
+
 def pods(manifest: Object) -> list[Object]:
     if manifest["kind"] == "Pod":
         return [manifest["spec"]]
@@ -94,15 +103,9 @@ def pods(manifest: Object) -> list[Object]:
     ],
 )
 def test_our_pods_have_no_rights_that_they_do_not_need(pod: Object) -> None:
-    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert_restricted(pod, readOnlyRootFilesystem=True)
     assert pod["securityContext"]["runAsUser"] > 0
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        }
         assert container["resources"]["limits"]["memory"]
         assert container["readinessProbe"]
     needs_the_api = pod.get("serviceAccountName") == "elastic-controller"
@@ -111,14 +114,7 @@ def test_our_pods_have_no_rights_that_they_do_not_need(pod: Object) -> None:
 
 def test_the_digits_run_where_only_restricted_pods_may() -> None:
     [job] = jobs(SAMPLES / "digits.yaml")
-    pod = job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
+    assert_restricted(job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"])
 
 
 # ---------------------------------------------------------------- the controller
