@@ -11,7 +11,7 @@ from elastic_runtime.controller.decide import etcd_manifests, manifests
 from elastic_runtime.controller.spec.job_spec import InvalidSpec, JobSpec
 from tests.unit.deploy import structural
 from tests.unit.deploy.admission import OPEN, elasticjob
-from tests.unit.deploy.test_crd import ALL_JOBS, BAD, GOOD, WORKER, changed, smallest
+from tests.unit.deploy.test_crd import ALL_JOBS, BAD, GOOD, ON_256, WORKER, changed, smallest
 
 if TYPE_CHECKING:
     from tests.unit.deploy.files import Object
@@ -33,10 +33,7 @@ LENIENT: list[tuple[str, Any]] = [
     ("spec.scheduling", {"que": "team"}),
     ("spec.failurePolicy", {}),
     ("spec.failurePolicy.rules", []),
-    (
-        "spec.failurePolicy.rules",
-        [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [256]}}],
-    ),
+    ("spec.failurePolicy.rules", [ON_256]),
 ]
 STRICT = [case for case in BAD if case[:2] not in LENIENT and not case[2].startswith("status")]
 
