@@ -57,15 +57,8 @@ def test_exit_codes(
 @pytest.mark.parametrize(
     "reason",
     [
-        "Evicted",
-        "Preempting",
-        "PreemptionByScheduler",
-        "NodeLost",
-        "NodeShutdown",
-        "Terminated",
-        "Shutdown",
-        "UnexpectedAdmissionError",
-        "DeletionByTaintManager",
+        *("Evicted", "Preempting", "PreemptionByScheduler", "NodeLost", "NodeShutdown"),
+        *("Terminated", "Shutdown", "UnexpectedAdmissionError", "DeletionByTaintManager"),
         "OutOfcpu",
     ],
 )
@@ -99,11 +92,8 @@ def test_the_first_rule_that_fits_decides() -> None:
 
 
 def test_a_rule_with_code_and_reason_wants_both() -> None:
-    rule = {
-        "action": "FailJob",
-        "onExitCodes": {"operator": "In", "values": [137]},
-        "onReasons": ["OOMKilled"],
-    }
+    code = {"operator": "In", "values": [137]}
+    rule = {"action": "FailJob", "onExitCodes": code, "onReasons": ["OOMKilled"]}
     assert meaning("OnFailure", ended(137, "OOMKilled"), rule) is FAIL
     assert meaning("OnFailure", ended(137), rule) is REPLACE
     assert meaning("OnFailure", ended(None, "OOMKilled"), rule) is COUNT

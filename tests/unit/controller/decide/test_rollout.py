@@ -577,15 +577,8 @@ def test_a_job_without_pods_is_not_outdated(leave: Any) -> None:
 @pytest.mark.parametrize(
     "memory",
     [
-        {"roll": {"round": 3}},
-        {"roll": 5},
-        {"slots": {"0": {}}},
-        {"slots": []},
-        {"launch": [1]},
-        {"told": 5},
-        {"etcd": "x"},
-        [],
-        "x",
+        *({"roll": {"round": 3}}, {"roll": 5}, {"slots": {"0": {}}}, {"slots": []}),
+        *({"launch": [1]}, {"told": 5}, {"etcd": "x"}, [], "x"),
     ],
 )
 def test_a_memory_that_cannot_be_read_is_forgotten(memory: Any) -> None:
