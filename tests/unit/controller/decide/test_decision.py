@@ -63,8 +63,7 @@ def test_nothing_waits_for_pods_above_the_minimum() -> None:
     assert worker == {"active": 4, "ready": 2, "pending": 2, "succeeded": 0, "failed": 0}
 
 
-def test_running_is_what_agents_say_where_they_say_it() -> None:
-    cluster = running()
+def test_running_is_what_agents_say_where_they_say_it(cluster: Cluster) -> None:
     cluster = begun(job())
     cluster.run().say(run_id=f"{UID}-0", restarts={}).settle()
     assert cluster.condition("Running")["reason"] == "Rendezvous"
@@ -77,8 +76,7 @@ def test_running_is_what_agents_say_where_they_say_it() -> None:
     assert (cluster.status["round"], cluster.status["worldSize"]) == (1, 4)
 
 
-def test_a_newcomer_who_knows_nothing_makes_no_loss_count_twice() -> None:
-    cluster = running()
+def test_a_newcomer_who_knows_nothing_makes_no_loss_count_twice(cluster: Cluster) -> None:
     cluster.say(round=2, world=1, restarts={"lost": 1}, ready=True).settle()
     cluster.say().settle()
     cluster.say(round=3, world=2, restarts={"lost": 1}, ready=True).settle()
@@ -94,8 +92,7 @@ def test_agents_are_given_time_to_report() -> None:
     assert cluster.holds("Running")
 
 
-def test_steps_are_not_written_each_time() -> None:
-    cluster = running()
+def test_steps_are_not_written_each_time(cluster: Cluster) -> None:
     cluster.say(round=1, world=2, step=1, ready=True).settle()
     cluster.say(round=1, world=2, step=2, ready=True)
     assert cluster.wait(5).settle().status["step"] == 1
@@ -133,8 +130,7 @@ def test_pods_that_run_are_kept_until_enough_run_below_them(before: int) -> None
     assert cluster.indices == [0, 1]
 
 
-def test_a_size_that_comes_back_waits_for_the_name() -> None:
-    cluster = running(2)
+def test_a_size_that_comes_back_waits_for_the_name(cluster: Cluster) -> None:
     cluster.edit(replicas=1).settle()
     cluster.edit(replicas=2).settle()
     assert [pod.deleting for pod in cluster.pods.values()] == [False, True]
@@ -149,8 +145,7 @@ def test_spares_are_kept_beyond_the_maximum(replicas: int, pods: int) -> None:
     assert len(running(replicas, spares=2).indices) == pods
 
 
-def test_bounds_that_change_hold_when_no_pod_of_the_old_ones_is_left() -> None:
-    cluster = running(2)
+def test_bounds_that_change_hold_when_no_pod_of_the_old_ones_is_left(cluster: Cluster) -> None:
     cluster.edit(maxReplicas=6, replicas=3).settle()
     assert "--nnodes=1:4" in cluster.worker(2)["args"]
     assert "BoundsKept" in cluster.reasons()
@@ -178,8 +173,7 @@ def test_the_disruption_budget_follows_the_minimum() -> None:
 # ---------------------------------------------------------------- suspend and resume
 
 
-def test_suspending_drains_to_nothing_and_resuming_goes_on() -> None:
-    cluster = running(2)
+def test_suspending_drains_to_nothing_and_resuming_goes_on(cluster: Cluster) -> None:
     cluster.edit(suspend=True).settle()
     assert not cluster.holds("Suspended")  # they are saving
     assert cluster.condition("Running")["reason"] == "Suspending"

@@ -29,8 +29,7 @@ def test_a_pod_that_was_taken_away_is_replaced_at_once(code: int | None, reason:
     assert not cluster.ended
 
 
-def test_restarting_is_seen_until_the_pods_run_again() -> None:
-    cluster = running()
+def test_restarting_is_seen_until_the_pods_run_again(cluster: Cluster) -> None:
     cluster.wait(60).end(1, 137).settle()
     assert cluster.holds("Restarting")
     assert "digits-worker-1 ended: exit code 137" in cluster.condition("Restarting")["message"]
@@ -50,16 +49,14 @@ def test_a_job_below_its_minimum_does_not_say_that_it_runs() -> None:
     assert cluster.indices == [0, 1]
 
 
-def test_a_deleted_pod_is_followed_when_its_name_is_free() -> None:
-    cluster = running()
+def test_a_deleted_pod_is_followed_when_its_name_is_free(cluster: Cluster) -> None:
     cluster.delete(1).settle()
     assert cluster.indices == [0]
     plan = cluster.vanish().step()
     assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [1]
 
 
-def test_pods_that_fall_again_and_again_wait_longer_and_longer() -> None:
-    cluster = running()
+def test_pods_that_fall_again_and_again_wait_longer_and_longer(cluster: Cluster) -> None:
     waits = []
     for _ in range(5):
         cluster.end(1, 137)
@@ -82,8 +79,7 @@ def test_a_fallen_pod_is_counted_once_however_often_it_is_looked_at() -> None:
     assert cluster.status["restartCount"] == 2
 
 
-def test_agents_count_what_they_live_through() -> None:
-    cluster = running(2)
+def test_agents_count_what_they_live_through(cluster: Cluster) -> None:
     cluster.say(round=3, world=2, restarts={"killed": 2, "planned": 1}, ready=True).settle()
     cluster.say(round=4, world=2, restarts={"killed": 2, "lost": 1}, ready=True)
     cluster.settle()  # it shrank: another life of the job, with a fresh budget
@@ -108,8 +104,7 @@ def test_a_failure_of_the_script_ends_the_job_with_the_reason() -> None:
     assert cluster.reasons("Warning") == ["PodFailed"]
 
 
-def test_the_end_is_written_before_anything_follows_from_it() -> None:
-    cluster = running(2)
+def test_the_end_is_written_before_anything_follows_from_it(cluster: Cluster) -> None:
     plan = cluster.end(0, 1).step()
     assert not plan.actions
     assert plan.wake_at <= cluster.now
@@ -200,8 +195,7 @@ def test_the_job_has_succeeded_when_no_pod_runs_any_more() -> None:
     assert cluster.reasons()[-1] == "Succeeded"
 
 
-def test_a_failure_beside_a_success_is_a_failure() -> None:
-    cluster = running(2)
+def test_a_failure_beside_a_success_is_a_failure(cluster: Cluster) -> None:
     cluster.end(0, 0).end(1, 1).settle()
     assert cluster.holds("Failed")
 
@@ -289,8 +283,7 @@ def test_an_ended_job_is_not_begun_again_by_an_edit() -> None:
     assert cluster.holds("Succeeded")
 
 
-def test_nothing_is_done_about_a_job_that_is_being_deleted() -> None:
-    cluster = running(2)
+def test_nothing_is_done_about_a_job_that_is_being_deleted(cluster: Cluster) -> None:
     cluster.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     cluster.vanish(1)
     before = cluster.status
@@ -313,16 +306,14 @@ def told(cluster: Cluster, index: int, name: str) -> int:
     return int(*found)
 
 
-def test_a_later_pod_of_a_name_says_so() -> None:
-    cluster = running(2)
+def test_a_later_pod_of_a_name_says_so(cluster: Cluster) -> None:
     first = told(cluster, 0, "ELASTIC_NODE_LIFE")
     assert first > 0
     cluster.wait(0.01).vanish(0).settle()
     assert told(cluster, 0, "ELASTIC_NODE_LIFE") > first
 
 
-def test_only_a_pod_that_comes_to_a_job_at_work_is_told_that_it_has_run() -> None:
-    cluster = running(2)
+def test_only_a_pod_that_comes_to_a_job_at_work_is_told_that_it_has_run(cluster: Cluster) -> None:
     assert not told(cluster, 1, "ELASTIC_RESUMING")
     cluster.job["status"]["round"] = 1
     cluster.vanish(1).settle()

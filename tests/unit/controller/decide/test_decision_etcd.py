@@ -28,7 +28,8 @@ def waiting(reason: str = "", **spec: object) -> Cluster:
     return cluster
 
 
-def training() -> Cluster:
+@pytest.fixture
+def cluster() -> Cluster:
     """A job whose two agents are in a round."""
     cluster = running(2)
     cluster.in_round(1, 2).settle()
@@ -57,8 +58,7 @@ def test_an_image_of_etcd_that_cannot_be_pulled_is_the_reason_and_costs_no_worke
     assert (cluster.pods, cluster.status["restartCount"]) == ({}, 0)
 
 
-def test_a_worker_that_is_lost_is_replaced_when_etcd_is_back() -> None:
-    cluster = training()
+def test_a_worker_that_is_lost_is_replaced_when_etcd_is_back(cluster: Cluster) -> None:
     cluster.change_etcd(ready=False)
     cluster.end(1, 137).settle()
     assert cluster.indices == [0]
@@ -70,8 +70,7 @@ def test_a_worker_that_is_lost_is_replaced_when_etcd_is_back() -> None:
 # ---------------------------------------------------------------- its trouble comes first
 
 
-def test_trouble_of_etcd_comes_before_what_follows_from_it() -> None:
-    cluster = running(2)
+def test_trouble_of_etcd_comes_before_what_follows_from_it(cluster: Cluster) -> None:
     cluster.report = None
     cluster.end(0, EXIT_STORE_UNREACHABLE).settle()
     cluster.change_etcd(phase=PENDING, ready=False, waiting_reason="ImagePullBackOff").settle()
@@ -79,8 +78,7 @@ def test_trouble_of_etcd_comes_before_what_follows_from_it() -> None:
     assert set(cluster.reasons("Warning")) >= {"ImagePullFailed", "StoreUnreachable"}
 
 
-def test_a_job_that_trains_runs_on_and_says_what_ails_its_etcd() -> None:
-    cluster = training()
+def test_a_job_that_trains_runs_on_and_says_what_ails_its_etcd(cluster: Cluster) -> None:
     cluster.change_etcd(phase=PENDING, ready=False, waiting_reason="ImagePullBackOff").settle()
     cluster.expect("Running", True, "EnoughPods", "of the job's etcd cannot be pulled")
     cluster.change_etcd(ready=True, waiting_reason="").settle()
@@ -116,8 +114,7 @@ def test_an_etcd_that_ends_again_and_again_is_told() -> None:
     cluster.expect("Running", False, "CrashLoopBackOff", why)
 
 
-def test_an_etcd_that_runs_is_not_replaced() -> None:
-    cluster = training()
+def test_an_etcd_that_runs_is_not_replaced(cluster: Cluster) -> None:
     cluster.edit(etcd={"image": "good/etcd"})
     cluster.change_etcd(ready=False)  # for a moment
     assert not cluster.settle().actions
@@ -136,8 +133,7 @@ def test_pods_that_wait_in_vain_for_a_round_wait_longer_and_longer(code: int) ->
     assert waits == [0, 1, 2, 4]
 
 
-def test_a_round_between_two_ends_is_a_new_beginning() -> None:
-    cluster = running(2)
+def test_a_round_between_two_ends_is_a_new_beginning(cluster: Cluster) -> None:
     for number in (1, 2, 3):
         cluster.in_round(number, 2).settle()
         cluster.wait(600).end(1, EXIT_NOT_ENOUGH_NODES).settle()
@@ -156,8 +152,7 @@ def placed(cluster: Cluster, etcd: str, *workers: str) -> None:
     cluster.settle()
 
 
-def test_etcd_cannot_be_drained_before_a_worker_on_its_node() -> None:
-    cluster = running(2)
+def test_etcd_cannot_be_drained_before_a_worker_on_its_node(cluster: Cluster) -> None:
     placed(cluster, "a", "b", "c")
     assert not cluster.guarded
     placed(cluster, "a", "b", "a")
@@ -198,8 +193,7 @@ def test_nothing_of_the_guard_is_left_of_a_job_without_pods(leave: Any) -> None:
 # ---------------------------------------------------------------- it ends, or never serves
 
 
-def test_an_etcd_that_its_node_refuses_waits_longer_and_longer() -> None:
-    cluster = training()
+def test_an_etcd_that_its_node_refuses_waits_longer_and_longer(cluster: Cluster) -> None:
     waits = []
     for _ in range(4):
         cluster.change_etcd(phase=FAILED, ready=False)
@@ -220,15 +214,13 @@ def test_an_etcd_that_is_never_ready_is_told_and_can_be_mended() -> None:
     assert cluster.etcd.uid != before
 
 
-def test_an_etcd_that_does_not_go_is_told_of_a_job_that_trains() -> None:
-    cluster = training()
+def test_an_etcd_that_does_not_go_is_told_of_a_job_that_trains(cluster: Cluster) -> None:
     cluster.change_etcd(deleting=True, unready_since=cluster.now - 90)
     cluster.end(1, 137).settle()
     cluster.expect("Running", True, "EnoughPods", "is being deleted, and does not go")
 
 
-def test_what_guards_etcd_comes_after_the_pods() -> None:
-    cluster = running(2)
+def test_what_guards_etcd_comes_after_the_pods(cluster: Cluster) -> None:
     placed(cluster, "a", "b", "c")
     cluster.vanish(1)
     cluster.change(0, node="a")

@@ -23,8 +23,7 @@ def test_an_invalid_spec_is_told_with_its_field_and_can_be_mended() -> None:
     assert cluster.indices == [0, 1]
 
 
-def test_what_runs_runs_on_under_an_invalid_spec() -> None:
-    cluster = running(2)
+def test_what_runs_runs_on_under_an_invalid_spec(cluster: Cluster) -> None:
     cluster.edit(minReplicas=9)
     assert not cluster.settle().actions
     assert cluster.holds("Running")
@@ -37,8 +36,7 @@ def test_an_invalid_spec_hides_no_pods_that_are_missing() -> None:
     assert cluster.condition("Running")["reason"] == "InvalidSpec"
 
 
-def test_an_ended_job_is_cleaned_up_whatever_its_spec_says_now() -> None:
-    cluster = running(2)
+def test_an_ended_job_is_cleaned_up_whatever_its_spec_says_now(cluster: Cluster) -> None:
     cluster.end(0, 1).step()
     cluster.edit(minReplicas=9).settle()
     assert cluster.indices == [0]
@@ -91,8 +89,7 @@ def test_the_image_of_another_container_is_named_where_it_stands() -> None:
     cluster.expect("Running", False, "ImagePullFailed", f"{POD}.initContainers[0].image")
 
 
-def test_a_wrong_image_can_be_mended() -> None:
-    cluster = running(2)
+def test_a_wrong_image_can_be_mended(cluster: Cluster) -> None:
     cluster.edit(replicas=3).settle()
     before = {pod.name: pod.uid for pod in cluster.pods.values()}
     cluster.change(2, waiting_reason="ImagePullBackOff").change_template().settle()
@@ -199,8 +196,7 @@ def test_a_clock_that_is_set_back_hides_no_steps() -> None:
     assert cluster.status["step"] == 9
 
 
-def test_what_a_newer_controller_has_noted_is_passed_over() -> None:
-    cluster = running(2)
+def test_what_a_newer_controller_has_noted_is_passed_over(cluster: Cluster) -> None:
     cluster.end(0, 143).settle()
     memory = cluster.job["status"]["memory"]
     memory["later"] = 1

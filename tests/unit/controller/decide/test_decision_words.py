@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_runtime.controller.decide.job_types import AgentReport
 from tests.unit.controller.jobs import job
-from tests.unit.controller.simulated import begun, running
+from tests.unit.controller.simulated import Cluster, begun, running
 
 
 def test_why_a_setting_is_wrong_is_what_the_agent_said_last() -> None:
@@ -27,8 +27,7 @@ def test_long_words_are_cut() -> None:
     assert len(cluster.condition("Failed")["message"]) < 400
 
 
-def test_how_far_a_job_came_is_what_its_agents_said_last() -> None:
-    cluster = running(2)
+def test_how_far_a_job_came_is_what_its_agents_said_last(cluster: Cluster) -> None:
     cluster.say(run_id="6f1c-0", round=2, world=2, step=1, checkpoint_step=-1, ready=True).settle()
     cluster.end(0, 0)
     last = AgentReport("6f1c-0", 2, 2, step=120, checkpoint_step=118)
@@ -45,8 +44,7 @@ def test_the_last_word_of_another_run_is_none_of_this_job() -> None:
     assert (cluster.status["step"], cluster.status["round"]) == (7, 2)
 
 
-def test_a_job_without_pods_has_no_world() -> None:
-    cluster = running(2)
+def test_a_job_without_pods_has_no_world(cluster: Cluster) -> None:
     cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
     assert cluster.status["worldSize"] == 2
     cluster.edit(suspend=True).settle()
@@ -55,8 +53,7 @@ def test_a_job_without_pods_has_no_world() -> None:
     assert (cluster.status["worldSize"], cluster.status["step"]) == (0, 7)
 
 
-def test_a_job_that_has_lost_all_pods_has_no_world() -> None:
-    cluster = running(2)
+def test_a_job_that_has_lost_all_pods_has_no_world(cluster: Cluster) -> None:
     cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
     cluster.delete(0).delete(1).settle()
     assert cluster.status["worldSize"] == 0
@@ -88,8 +85,7 @@ def test_the_state_is_the_conditions_in_a_word() -> None:
     assert cluster.status["state"] == "Failed"
 
 
-def test_the_last_fault_is_what_agents_say_or_how_a_pod_ended() -> None:
-    cluster = running(2)
+def test_the_last_fault_is_what_agents_say_or_how_a_pod_ended(cluster: Cluster) -> None:
     said = {"world": 2, "restarts": {"killed": 1}, "ready": True, "fault": "worker 1 was killed"}
     cluster.say(round=2, goodput=91, **said).settle()
     assert cluster.status["lastFault"] == "worker 1 was killed"

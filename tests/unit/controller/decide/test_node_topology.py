@@ -183,8 +183,7 @@ def test_that_it_is_unknown_is_told_once_and_changes_no_condition() -> None:
     assert again.events == ()
 
 
-def test_who_is_told_nothing_hears_of_no_trouble_with_it() -> None:
-    cluster = running()
+def test_who_is_told_nothing_hears_of_no_trouble_with_it(cluster: Cluster) -> None:
     seen = replace(cluster.observed(), asides=(node_topology.unknown("no"),))
     assert decide(cluster.job, seen, cluster.now).events == ()
 

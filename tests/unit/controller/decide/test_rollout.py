@@ -77,8 +77,7 @@ def test_a_new_job_waits_for_the_check_with_everything() -> None:
     assert any(isinstance(action, ApplyManifest) for action in others)
 
 
-def test_a_template_is_checked_once() -> None:
-    cluster = running(2)
+def test_a_template_is_checked_once(cluster: Cluster) -> None:
     assert cluster.checks == 1
     cluster.end(1, 137).settle()
     assert cluster.checks == 1
@@ -98,8 +97,7 @@ def test_a_template_that_was_refused_is_checked_again_and_again() -> None:
     assert cluster.checks == 4
 
 
-def test_a_job_that_has_begun_needs_its_etcd_more_than_the_check() -> None:
-    cluster = running(2)
+def test_a_job_that_has_begun_needs_its_etcd_more_than_the_check(cluster: Cluster) -> None:
     cluster.etcd = None
     kinds = [type(action) for action in cluster.change_template().vanish(1).decide().actions]
     assert kinds == [ApplyManifest, CheckPod]  # and no pod before there is an etcd
@@ -157,8 +155,7 @@ def test_a_refusal_names_the_field_of_the_template(said: str, field: str, rest: 
 # ---------------------------------------------------------------- what is told
 
 
-def test_a_change_is_told_and_pods_keep_what_they_have() -> None:
-    cluster = running(2)
+def test_a_change_is_told_and_pods_keep_what_they_have(cluster: Cluster) -> None:
     cluster.in_round(1, 2).settle()
     cluster.change_template().settle()
     assert images(cluster) == {0: "img:1", 1: "img:1"}
@@ -168,8 +165,7 @@ def test_a_change_is_told_and_pods_keep_what_they_have() -> None:
     assert cluster.holds("Running")
 
 
-def test_pods_that_are_replaced_have_the_new_template() -> None:
-    cluster = running(2)
+def test_pods_that_are_replaced_have_the_new_template(cluster: Cluster) -> None:
     cluster.change_template().settle()
     cluster.end(0, 137).settle()
     cluster.run().settle()
@@ -342,8 +338,7 @@ def test_a_pod_that_was_in_no_round_says_something_about_its_template_however_la
     assert not cluster.ended
 
 
-def test_a_pod_on_a_lost_node_trains_with_no_template() -> None:
-    cluster = running(2)
+def test_a_pod_on_a_lost_node_trains_with_no_template(cluster: Cluster) -> None:
     cluster.change_template().settle()
     cluster.change(1, deleting=True, ready=False).settle()  # its node does not answer
     cluster.vanish(0).settle()
@@ -355,8 +350,7 @@ def test_a_pod_on_a_lost_node_trains_with_no_template() -> None:
 # ---------------------------------------------------------------- no pod without the check
 
 
-def test_what_pods_were_made_from_before_anybody_asked_is_accepted() -> None:
-    cluster = running(2)
+def test_what_pods_were_made_from_before_anybody_asked_is_accepted(cluster: Cluster) -> None:
     del cluster.job["status"]["memory"]["checked"]  # of an older controller
     cluster.vanish(1)
     assert not any(isinstance(one, CheckPod) for one in cluster.decide().actions)
@@ -581,8 +575,7 @@ def test_a_job_without_pods_is_not_outdated(leave: Any) -> None:
         *({"launch": [1]}, {"told": 5}, {"etcd": "x"}, [], "x"),
     ],
 )
-def test_a_memory_that_cannot_be_read_is_forgotten(memory: Any) -> None:
-    cluster = running(2)
+def test_a_memory_that_cannot_be_read_is_forgotten(cluster: Cluster, memory: Any) -> None:
     kept = cluster.status["memory"]
     cluster.job["status"]["memory"] = {**kept, **memory} if isinstance(memory, dict) else memory
     cluster.vanish(1).settle()

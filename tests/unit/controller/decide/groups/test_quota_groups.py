@@ -32,6 +32,12 @@ def queued(replicas: int = 3, low: int = 2, admitted: bool = True, **spec: Any) 
     return cluster
 
 
+@pytest.fixture
+def cluster() -> Cluster:
+    """Three pods run: two are the minimum, and one is beyond it."""
+    return queued()
+
+
 def lose_quota(cluster: Cluster, left: int) -> None:
     """Others take quota, and the pods that had it have gone."""
     cluster.take_quota(left).settle()
@@ -50,8 +56,7 @@ def group(cluster: Cluster, index: int) -> str:
     return cluster._at(index).group
 
 
-def test_the_minimum_is_a_group_of_its_size() -> None:
-    cluster = queued()
+def test_the_minimum_is_a_group_of_its_size(cluster: Cluster) -> None:
     assert group(cluster, 0) == group(cluster, 1) != ""
     assert group(cluster, 2) == ""
     assert meta(cluster, 0)["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
@@ -73,8 +78,7 @@ def test_names_fit_into_labels() -> None:
     assert len(group(cluster, 0)) == 63
 
 
-def test_a_pod_tells_the_others_of_its_own_name_not_of_the_suffix() -> None:
-    cluster = queued()
+def test_a_pod_tells_the_others_of_its_own_name_not_of_the_suffix(cluster: Cluster) -> None:
     manifest = cluster.manifests[cluster._at(0).name]
     environment = {one["name"]: one.get("value") for one in cluster.worker(0)["env"]}
     assert environment["ELASTIC_NODE_NAME"] == manifest["spec"]["hostname"] == "digits-worker-0"
@@ -89,8 +93,7 @@ def test_nothing_beyond_the_minimum_is_asked_for_before_that_has_quota() -> None
 
 
 @pytest.mark.parametrize("image", ["img:1", "img:2"], ids=["the same", "another image"])
-def test_a_successor_joins_the_group_which_keeps_its_quota(image: str) -> None:
-    cluster = queued()
+def test_a_successor_joins_the_group_which_keeps_its_quota(cluster: Cluster, image: str) -> None:
     before = group(cluster, 1)
     cluster.change_template(image).settle()
     cluster.end(1, 137).settle()
@@ -111,8 +114,7 @@ def test_a_group_of_one_is_kept_as_well() -> None:
 @pytest.mark.parametrize(
     "change", [{"resources": {"requests": {"cpu": "2"}}}, {"ports": [{"containerPort": 80}]}]
 )
-def test_a_pod_of_another_shape_is_alone_while_others_run(change: Any) -> None:
-    cluster = queued()
+def test_a_pod_of_another_shape_is_alone_while_others_run(cluster: Cluster, change: Any) -> None:
     cluster.change_template(**change).settle()
     cluster.end(1, 137).settle()
     assert group(cluster, 1) == ""
@@ -191,8 +193,7 @@ def test_who_waits_and_is_to_ask_for_less_forms_another_group() -> None:
     assert len(cluster.pods) == 2, "the old ones are set free"
 
 
-def test_a_suspended_job_sets_all_free() -> None:
-    cluster = queued()
+def test_a_suspended_job_sets_all_free(cluster: Cluster) -> None:
     cluster.edit(suspend=True).settle()
     assert len(cluster.pods) == 3, "they have their grace"
     cluster.vanish().settle()
@@ -211,8 +212,7 @@ def test_pods_of_the_attempt_before_are_set_free() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_what_is_left_of_a_job_that_has_ended_keeps_no_quota(code: int) -> None:
-    cluster = queued()
+def test_what_is_left_of_a_job_that_has_ended_keeps_no_quota(cluster: Cluster, code: int) -> None:
     cluster.end(0, code).settle()
     cluster.vanish()
     if not cluster.ended:
@@ -224,8 +224,7 @@ def test_what_is_left_of_a_job_that_has_ended_keeps_no_quota(code: int) -> None:
     assert any(pod.final for pod in cluster.pods.values())
 
 
-def test_who_waits_for_quota_is_told_and_is_no_restart() -> None:
-    cluster = queued()
+def test_who_waits_for_quota_is_told_and_is_no_restart(cluster: Cluster) -> None:
     lose_quota(cluster, 2)
     assert cluster.holds("Running")
     assert not cluster.holds("Restarting")
@@ -247,8 +246,7 @@ def test_another_gate_is_named() -> None:
     cluster.expect("Running", False, "Gated", "the scheduling gate example.com/licence")
 
 
-def test_a_minimum_that_waits_again_is_a_restart() -> None:
-    cluster = queued()
+def test_a_minimum_that_waits_again_is_a_restart(cluster: Cluster) -> None:
     lose_quota(cluster, 0)
     assert cluster.condition("Running")["reason"] == "WaitingForQuota"
     assert cluster.holds("Restarting")
@@ -297,8 +295,7 @@ def test_one_pod_says_for_its_group_that_it_has_ended() -> None:
     assert [patch.name[0] for patch in quota_groups.end_groups(told)] == ["b"]
 
 
-def test_pods_are_created_under_names_that_never_were() -> None:
-    cluster = queued()
+def test_pods_are_created_under_names_that_never_were(cluster: Cluster) -> None:
     before = set(cluster.manifests)
     cluster.end(0, 137)
     for _ in range(3):
@@ -308,8 +305,7 @@ def test_pods_are_created_under_names_that_never_were() -> None:
     assert len(cluster.manifests) == len(before) + 1
 
 
-def test_pods_of_a_group_say_that_they_are_of_one_shape() -> None:
-    cluster = queued()
+def test_pods_of_a_group_say_that_they_are_of_one_shape(cluster: Cluster) -> None:
     notes = [meta(cluster, index)["annotations"] for index in range(3)]
     roles = [each.get("kueue.x-k8s.io/role-hash") for each in notes]
     assert roles == [group(cluster, 0).split("-")[1]] * 2 + [None]
