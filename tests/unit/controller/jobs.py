@@ -76,3 +76,45 @@ def container(job: Any, **fields: Any) -> Any:
 def template_of(job: Any) -> Any:
     """The template of the job's workers."""
     return job["spec"]["replicaSpecs"]["Worker"]["template"]
+
+
+_RULE = {
+    "action": "Count",
+    "onExitCodes": {"operator": "In", "values": [3]},
+    "onReasons": ["OOMKilled"],
+}
+# Every field of the spec, and what else of a template is read.
+FULL = container(
+    job(
+        rdzvEndpoint="etcd:2379",
+        rdzvBackend="etcd-v3",
+        rdzvId="mine",
+        nprocPerNode="auto",
+        suspend=False,
+        spares=1,
+        maxRestarts=1,
+        cleanPodPolicy="All",
+        ttlSecondsAfterFinished=10,
+        activeDeadlineSeconds=100,
+        backoffLimit=1,
+        failurePolicy={"rules": [_RULE]},
+        checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
+        etcd={"image": "e:1", "tls": {"secretName": "s"}, "auth": {"secretName": "t"}},
+        worker={
+            "restartPolicy": "Always",
+            "template": {
+                "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
+                "spec": {
+                    "terminationGracePeriodSeconds": 60,
+                    "containers": [{"name": "main", "image": "i:1"}],
+                    "initContainers": [{"name": "first", "image": "i:2"}],
+                    "volumes": [{"name": "v", "emptyDir": {}}],
+                },
+            },
+        },
+    ),
+    command=["elastic-run"],
+    args=["train.py"],
+    env=[{"name": "A", "value": "b"}],
+    volumeMounts=[{"name": "v", "mountPath": "/v"}],
+)

@@ -11,7 +11,7 @@ from elastic_runtime.cli.kube.build_job import checked_job
 from elastic_runtime.controller.spec.job_spec import Checkpoint, Etcd, InvalidSpec, JobSpec, Rule
 from elastic_runtime.controller.spec.scheduling_spec import Scheduling
 from elastic_runtime.controller.spec.topology_spec import MOST_LEVELS, are_node_labels
-from tests.unit.controller.jobs import CLASSIC, UID, container, job, template_of
+from tests.unit.controller.jobs import CLASSIC, FULL, UID, container, job, template_of
 from tests.unit.controller.simulated import begun
 
 
@@ -49,40 +49,14 @@ def test_sizes_that_are_left_out(
 
 
 def test_every_field_is_read() -> None:
-    spec = JobSpec.of(
-        job(
-            rdzvEndpoint="etcds://etcd.ns:2379",
-            rdzvId="mine",
-            nprocPerNode=2,
-            suspend=True,
-            spares=1,
-            maxRestarts=0,
-            cleanPodPolicy="None",
-            ttlSecondsAfterFinished=0,
-            activeDeadlineSeconds=60,
-            backoffLimit=3,
-            failurePolicy={
-                "rules": [
-                    {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1, 2]}},
-                    {"action": "Ignore", "onReasons": ["OOMKilled"]},
-                ]
-            },
-            checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
-            etcd={"tls": {"secretName": "certs"}, "auth": {"secretName": "login"}},
-        )
-    )
-    assert (spec.nproc, spec.spares, spec.max_restarts, spec.suspend) == ("2", 1, 0, True)
-    assert (spec.clean, spec.ttl, spec.deadline, spec.backoff_limit) == ("None", 0, 60, 3)
-    assert spec.rules == (
-        Rule("FailJob", frozenset({1, 2}), within=False),
-        Rule("Ignore", reasons=frozenset({"OOMKilled"})),
-    )
+    spec = JobSpec.of({**FULL, "spec": {**FULL["spec"], "suspend": True}})
+    assert (spec.nproc, spec.spares, spec.max_restarts, spec.suspend) == ("auto", 1, 1, True)
+    assert (spec.clean, spec.ttl, spec.deadline, spec.backoff_limit) == ("All", 10, 100, 1)
+    assert (spec.endpoint, spec.restart_policy) == ("etcd:2379", "Always")
+    assert spec.rules == (Rule("Count", frozenset({3}), reasons=frozenset({"OOMKilled"})),)
     assert spec.checkpoint == Checkpoint("disk", "", "/ckpt")
-    assert spec.etcd == Etcd("", "certs", "login")
-    assert spec.secrets == {
-        "spec.etcd.tls.secretName": "certs",
-        "spec.etcd.auth.secretName": "login",
-    }
+    assert spec.etcd == Etcd("e:1", "s", "t")
+    assert spec.secrets == {"spec.etcd.tls.secretName": "s", "spec.etcd.auth.secretName": "t"}
     assert [spec.run_id(0), spec.run_id(1)] == ["mine", "mine-1"]
 
 
