@@ -150,6 +150,7 @@ def test_what_is_wrong_is_named_with_its_field(
         JobSpec.of(job(**fields))
     assert raised.value.field == field
     assert why in raised.value.why
+    assert str(raised.value) == f"{field}: {raised.value.why}"
     assert "secret" not in str(raised.value)
 
 
