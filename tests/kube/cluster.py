@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import signal
 import threading
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.kube.agents import Agents
@@ -17,7 +20,6 @@ from tests.kube.store import Object, Refusal, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _PATIENCE = 60.0
 
@@ -161,6 +163,29 @@ class FakeCluster:
 
     def _jobs(self) -> list[Object]:
         return self.store.list(JOB)
+
+
+def serve(about: str, clusters: Callable[[], Any]) -> int:
+    """The main function of a cluster in a process of its own: serves until it is told to end.
+
+    Args:
+        about: what it is, for ``--help``.
+        clusters: makes it; what it makes has ``kubeconfig``, ``url`` and ``close``.
+    """
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser.add_argument("--kubeconfig", type=Path, required=True, help="is written when it is up")
+    args = parser.parse_args()
+    cluster = clusters()
+    try:
+        ended = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        cluster.kubeconfig(args.kubeconfig)
+        print(json.dumps({"url": cluster.url}), flush=True)
+        ended.wait()
+    finally:
+        cluster.close()
+    return 0
 
 
 def kubeconfig(url: str, namespace: str, token: str = "") -> Object:

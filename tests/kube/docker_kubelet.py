@@ -10,15 +10,12 @@ several containers in a pod, init containers, scheduling, volumes that outlive a
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import http.client
-import json
 import os
 import re
 import shutil
-import signal
 import socket
 import tempfile
 import threading
@@ -30,7 +27,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 import docker
 from tests.docker_engine import LABEL
-from tests.kube.cluster import FakeCluster
+from tests.kube.cluster import FakeCluster, serve
 from tests.kube.deployments import DEPLOYMENT, keep_deployment
 from tests.kube.disruptions import add_nodes, choose_node
 from tests.kube.door import Door
@@ -67,6 +64,7 @@ class DockerCluster:
     Attributes:
         fake: its API server.
         directory: what is mounted into containers, and certificates.
+        kubeconfig, url: of the API server.
     """
 
     def __init__(self) -> None:
@@ -92,6 +90,7 @@ class DockerCluster:
         self.fake.store.listeners.append(self._on_change)
         self._keeper = threading.Thread(target=self._keep_deployments, daemon=True)
         self._keeper.start()
+        self.kubeconfig, self.url = self.fake.kubeconfig, self.fake.url
 
     def close(self) -> None:
         """Removes all containers, and everything else. Idempotent."""
@@ -466,23 +465,5 @@ def _mode(mount: Object) -> str:
     return "ro" if mount.get("readOnly") else "rw"
 
 
-def main() -> int:
-    """Serves until it is told to end."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kubeconfig", type=Path, required=True, help="is written when it is up")
-    args = parser.parse_args()
-    cluster = DockerCluster()
-    try:
-        ended = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: ended.set())
-        cluster.fake.kubeconfig(args.kubeconfig)
-        print(json.dumps({"url": cluster.fake.url}), flush=True)
-        ended.wait()
-    finally:
-        cluster.close()
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(serve(__doc__ or "", DockerCluster))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,6 @@ class Kind:
         name: as in ``kind:``.
         namespaced: whether its objects live in namespaces.
         subresources: of ``status``, ``scale``, ``log`` and ``eviction``.
-        short: what ``kubectl`` may say instead of the plural.
         counted: whether a change of the spec makes a new generation.
     """
 
@@ -29,7 +28,6 @@ class Kind:
     name: str
     namespaced: bool = True
     subresources: tuple[str, ...] = ()
-    short: tuple[str, ...] = ()
     counted: bool = False
 
     @property
@@ -53,41 +51,22 @@ def _core(plural: str, name: str, **more: Any) -> Kind:
 
 
 _STATUS = ("status",)
+_COUNTED: dict[str, Any] = {"subresources": _STATUS, "counted": True}
+_SCALED: dict[str, Any] = {"subresources": ("status", "scale"), "counted": True}
 
-POD = _core("pods", "Pod", subresources=("status", "log", "eviction"), short=("po",))
-SERVICE = _core("services", "Service", subresources=_STATUS, short=("svc",))
-EVENT = _core("events", "Event", short=("ev",))
+POD = _core("pods", "Pod", subresources=("status", "log", "eviction"))
+SERVICE = _core("services", "Service", subresources=_STATUS)
+EVENT = _core("events", "Event")
 SECRET = _core("secrets", "Secret")
-NAMESPACE = _core("namespaces", "Namespace", namespaced=False, subresources=_STATUS, short=("ns",))
-CLAIM = _core("persistentvolumeclaims", "PersistentVolumeClaim", short=("pvc",))
+NAMESPACE = _core("namespaces", "Namespace", namespaced=False, subresources=_STATUS)
+CLAIM = _core("persistentvolumeclaims", "PersistentVolumeClaim")
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
-BUDGET = Kind(
-    "policy",
-    "v1",
-    "poddisruptionbudgets",
-    "PodDisruptionBudget",
-    subresources=_STATUS,
-    short=("pdb",),
-    counted=True,
-)
-JOB = Kind(
-    "elastic.pytorch.org",
-    "v1alpha1",
-    "elasticjobs",
-    "ElasticJob",
-    subresources=("status", "scale"),
-    short=("ej",),
-    counted=True,
-)
+BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", **_COUNTED)
+JOB = Kind("elastic.pytorch.org", "v1alpha1", "elasticjobs", "ElasticJob", **_SCALED)
 CRD = Kind(
-    "apiextensions.k8s.io",
-    "v1",
-    "customresourcedefinitions",
-    "CustomResourceDefinition",
+    *("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition"),
+    **_COUNTED,
     namespaced=False,
-    subresources=_STATUS,
-    short=("crd",),
-    counted=True,
 )
 
 KINDS: tuple[Kind, ...] = (
@@ -97,16 +76,16 @@ KINDS: tuple[Kind, ...] = (
     SECRET,
     NAMESPACE,
     CLAIM,
-    _core("configmaps", "ConfigMap", short=("cm",)),
-    _core("nodes", "Node", namespaced=False, subresources=_STATUS, short=("no",)),
-    _core("serviceaccounts", "ServiceAccount", short=("sa",)),
+    _core("configmaps", "ConfigMap"),
+    _core("nodes", "Node", namespaced=False, subresources=_STATUS),
+    _core("serviceaccounts", "ServiceAccount"),
     _core("resourcequotas", "ResourceQuota", subresources=_STATUS),
     LEASE,
     BUDGET,
     JOB,
     CRD,
-    Kind("apps", "v1", "deployments", "Deployment", subresources=_STATUS, counted=True),
-    Kind("apps", "v1", "statefulsets", "StatefulSet", subresources=_STATUS, counted=True),
+    Kind("apps", "v1", "deployments", "Deployment", **_COUNTED),
+    Kind("apps", "v1", "statefulsets", "StatefulSet", **_COUNTED),
 )
 
 
@@ -164,7 +143,6 @@ class Catalogue:
             "namespaced": kind.namespaced,
             "kind": kind.name,
             "verbs": _VERBS,
-            "shortNames": list(kind.short),
         }
         below = [
             {**own, "name": f"{kind.plural}/{one}", "verbs": ["get", "patch", "update"]}

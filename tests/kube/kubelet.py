@@ -37,20 +37,10 @@ class Kubelet:
         """A pod is placed and its containers run."""
         self._addresses += 1
         high, low = divmod(self._addresses, 250)
-        state = {"running": {"startedAt": now()}}
-        self._show(
-            namespace,
-            name,
-            {
-                "phase": "Running",
-                "startTime": now(),
-                "podIP": f"127.{self._net}.{high}.{low + 1}",
-                "hostIP": "127.0.0.1",
-                "conditions": _conditions(PodScheduled=True, Initialized=True, Ready=ready),
-            },
-            state,
-            ready,
-        )
+        address = f"127.{self._net}.{high}.{low + 1}"
+        status = {"phase": "Running", "startTime": now(), "podIP": address, "hostIP": "127.0.0.1"}
+        status["conditions"] = _conditions(PodScheduled=True, Initialized=True, Ready=ready)
+        self._show(namespace, name, status, {"running": {"startedAt": now()}}, ready)
 
     def finish(
         self,
@@ -80,25 +70,9 @@ class Kubelet:
             "finishedAt": now(),
             **({"message": message} if message else {}),
         }
-        self._show(
-            namespace,
-            name,
-            {
-                "phase": "Failed" if code else "Succeeded",
-                "conditions": _conditions(PodScheduled=True, Initialized=True, Ready=False),
-            },
-            {"terminated": ended},
-            False,
-        )
-
-    def evict(self, namespace: str, name: str, reason: str = "Evicted", message: str = "") -> None:
-        """A pod has failed as a whole, with no word of its containers."""
-        self._store.change(
-            POD,
-            namespace,
-            name,
-            {"status": {"phase": "Failed", "reason": reason, "message": message}},
-        )
+        conditions = _conditions(PodScheduled=True, Initialized=True, Ready=False)
+        status = {"phase": "Failed" if code else "Succeeded", "conditions": conditions}
+        self._show(namespace, name, status, {"terminated": ended}, False)
 
     def wait_for_image(self, namespace: str, name: str, message: str = "not found") -> None:
         """A pod is placed, but its image cannot be pulled."""

@@ -1,4 +1,4 @@
-"""Changes of objects as the API server makes them: the three kinds of patch, and selectors."""
+"""Changes of objects as the API server makes them, by patches of three kinds, and selectors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import copy
 from typing import Any
 
 Object = dict[str, Any]
-
-
-class BadPatch(Exception):
-    """A patch that does not fit the object."""
 
 
 def merged(target: Any, patch: Any) -> Any:
@@ -71,87 +67,29 @@ def _without(live: Any, before: Any, wanted: Any) -> Any:
     return result
 
 
-def operated(target: Object, operations: list[Object]) -> Object:
-    """JSON patch (RFC 6902): ``add``, ``replace``, ``remove`` and ``test``."""
-    result = copy.deepcopy(target)
-    for operation in operations:
-        _operate(result, operation)
-    return result
-
-
-def _operate(document: Any, operation: Object) -> None:
-    parts = [
-        part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
-    ]
-    if not parts:
-        raise BadPatch("the whole object cannot be patched")
-    holder = document
-    for part in parts[:-1]:
-        holder = _below(holder, part)
-    last: Any = parts[-1]
-    verb = operation["op"]
-    if isinstance(holder, list):
-        last = len(holder) if last == "-" else int(last)
-        if verb == "add":
-            holder.insert(last, operation["value"])
-            return
-    if verb == "test" and _below(holder, parts[-1]) != operation["value"]:
-        raise BadPatch(f"{operation['path']} is not {operation['value']!r}")
-    if verb == "replace":
-        _below(holder, parts[-1])
-    if verb in ("add", "replace"):
-        holder[last] = operation["value"]
-    elif verb == "remove":
-        _below(holder, parts[-1])
-        del holder[last]
-
-
-def _below(holder: Any, part: str) -> Any:
-    try:
-        return holder[int(part)] if isinstance(holder, list) else holder[part]
-    except (KeyError, IndexError, ValueError, TypeError):
-        raise BadPatch(f"there is no {part!r}") from None
-
-
 def selected(labels: dict[str, str], selector: str) -> bool:
-    """Whether labels fit a label selector (``a=b``, ``a!=b``, ``a``, ``!a``, ``a in (b,c)``)."""
-    return all(_fits(labels, one) for one in _requirements(selector))
-
-
-def _requirements(selector: str) -> list[str]:
-    found, depth, start = [], 0, 0
-    for place, letter in enumerate(selector):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            found.append(selector[start:place])
-            start = place + 1
-    return [one.strip() for one in (*found, selector[start:]) if one.strip()]
-
-
-def _fits(labels: dict[str, str], requirement: str) -> bool:
-    for word, inside in ((" notin ", False), (" in ", True)):
-        if word in requirement:
-            key, _, values = requirement.partition(word)
-            among = {value.strip() for value in values.strip().strip("()").split(",")}
-            return (labels.get(key.strip()) in among) is inside
-    for sign, same in (("!=", False), ("==", True), ("=", True)):
-        if sign in requirement:
-            key, _, value = requirement.partition(sign)
-            return (labels.get(key.strip()) == value.strip()) is same
-    if requirement.startswith("!"):
-        return requirement[1:].strip() not in labels
-    return requirement in labels
+    """Whether labels fit a label selector, of which only ``a=b,c=d`` is known here."""
+    return all(labels.get(name) == value for name, value in _equalities(selector))
 
 
 def chosen(item: Object, selector: str) -> bool:
-    """Whether an object fits a field selector (``metadata.name=x,status.phase!=y``)."""
-    for one in filter(None, selector.split(",")):
-        path, unequal, value = one.partition("!=")
-        if not unequal:
-            path, _, value = one.partition("=")
+    """Whether an object fits a field selector, such as ``metadata.name=x,status.phase=y``."""
+    for path, value in _equalities(selector):
         found: Any = item
-        for part in path.strip().split("."):
+        for part in path.split("."):
             found = found.get(part, "") if isinstance(found, dict) else ""
-        if (str(found) == value.strip("= ")) is bool(unequal):
+        if str(found) != value:
             return False
     return True
+
+
+def _equalities(selector: str) -> list[tuple[str, str]]:
+    """What a selector asks for.
+
+    Raises:
+        ValueError: it asks for something else than equality.
+    """
+    found = [one.partition("=") for one in selector.split(",") if one]
+    if any(name[-1:] in ("", "!") or not sign or value[:1] == "=" for name, sign, value in found):
+        raise ValueError(f"this selector is not known here: {selector}")
+    return [(name, value) for name, _, value in found]

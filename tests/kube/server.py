@@ -35,8 +35,7 @@ class Request:
     """A request, as the server understands it.
 
     Attributes:
-        verb: ``get``, ``list``, ``watch``, ``create``, ``update``, ``patch``, ``delete``,
-            ``deletecollection``.
+        verb: ``get``, ``list``, ``watch``, ``create``, ``update``, ``patch`` or ``delete``.
         kind: of what it is about.
         namespace: "" for all.
         name: "" for all.
@@ -119,11 +118,6 @@ class ApiServer:
             if self._loop:
                 self._loop.call_soon_threadsafe(task.cancel)
 
-    @property
-    def streams(self) -> int:
-        """How many watches and followed logs are open."""
-        return len(self._streams)
-
     def wake(self) -> None:
         """Makes all streams look again; from any thread."""
         if self._loop and not self._loop.is_closed():
@@ -155,8 +149,6 @@ class ApiServer:
             return _json(answer, code)
         except Refusal as refusal:
             return _json(refusal.status(), refusal.code)
-        except patches.BadPatch as bad:
-            return _json(Refusal(422, "Invalid", str(bad)).status(), 422)
 
     # Finding out what is wanted
 
@@ -169,13 +161,8 @@ class ApiServer:
         if kind is None or (found["sub"] and found["sub"] not in kind.subresources):
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         name, query = found["name"] or "", dict(http.query)
-        verb = {
-            "GET": "get" if name else "list",
-            "POST": "create",
-            "PUT": "update",
-            "PATCH": "patch",
-            "DELETE": "delete" if name else "deletecollection",
-        }[http.method]
+        verbs = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+        verb = verbs.get(http.method) or ("get" if name else "list")
         if verb == "list" and query.get("watch") in ("1", "true", "True"):
             verb = "watch"
         return Request(verb, kind, found["namespace"] or "", name, found["sub"] or "", query)
@@ -213,11 +200,8 @@ class ApiServer:
         text = await http.text()
         if not text:
             return None
-        return (
-            yaml.safe_load(text)
-            if "yaml" in http.content_type and text[0] not in "{["
-            else (json.loads(text))
-        )
+        is_yaml = "yaml" in http.content_type and text[0] not in "{["
+        return yaml.safe_load(text) if is_yaml else json.loads(text)
 
     def _meet_trouble(self, request: Request) -> None:
         with self.store.lock:
@@ -244,10 +228,6 @@ class ApiServer:
                 if request.query.get("dryRun") == "All":
                     return 201, store.admitted(kind, body)
                 return 201, store.create(kind, where, body)
-            if request.verb == "deletecollection":
-                for item in self._list(request)["items"]:
-                    store.delete(kind, where, item["metadata"]["name"], body)
-                return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
             if request.verb == "delete":
                 options = dict(body or {})
                 if "gracePeriodSeconds" in request.query:
@@ -432,8 +412,6 @@ def _concerns(request: Request, item: Object | None) -> bool:
 
 
 def _patched(old: Object, body: Any, content_type: str) -> Object:
-    if content_type == "application/json-patch+json":
-        return patches.operated(old, body)
     if content_type == "application/strategic-merge-patch+json":
         return patches.merged(*patches.without_primitives(old, body))  # type: ignore[no-any-return]
     if content_type == "application/merge-patch+json":
@@ -450,10 +428,7 @@ def _scale_of(job: Object) -> Object:
         "apiVersion": "autoscaling/v1",
         "metadata": {**meta, "resourceVersion": job["metadata"]["resourceVersion"]},
         "spec": {"replicas": worker.get("replicas", 0)},
-        "status": {
-            "replicas": status.get("replicas", 0),
-            "selector": status.get("selector", ""),
-        },
+        "status": {"replicas": status.get("replicas", 0), "selector": status.get("selector", "")},
     }
 
 

@@ -208,13 +208,8 @@ class Store:
         with self.lock:
             held, meant = old["metadata"], new.get("metadata", {})
             if meant.get("resourceVersion", held["resourceVersion"]) != held["resourceVersion"]:
-                raise Refusal(
-                    409,
-                    "Conflict",
-                    f'Operation cannot be fulfilled on {kind.plural} "{held["name"]}": the object '
-                    "has been modified; please apply your changes to the latest version and try "
-                    "again",
-                )
+                said = f'Operation cannot be fulfilled on {kind.plural} "{held["name"]}": '
+                raise Refusal(409, "Conflict", f"{said}the object has been modified")
             if meant.get("uid", held["uid"]) != held["uid"]:
                 raise Refusal(409, "Conflict", f"uid {meant['uid']} is not {held['uid']}")
             if part == "status":
@@ -262,7 +257,7 @@ class Store:
                 raise Refusal(409, "Conflict", f"the UID in the precondition ({meant}) is another")
             grace = self._grace(kind, item, options.get("gracePeriodSeconds"))
             if not grace and not meta.get("finalizers"):
-                self._remove(kind, item, orphan=options.get("propagationPolicy") == "Orphan")
+                self._remove(kind, item)
                 return item
             over = kind == POD and not grace and meta.get("deletionGracePeriodSeconds")
             if meta.get("deletionTimestamp") and not over:
@@ -338,13 +333,11 @@ class Store:
             else:  # the owner is gone: so is this, as the garbage collector sees to
                 self._collect({(kind, key_of(item))})
 
-    def _remove(self, kind: Kind, item: Object, orphan: bool = False) -> None:
+    def _remove(self, kind: Kind, item: Object) -> None:
         uid = item["metadata"]["uid"]
         self._uids.discard(uid)
         self._put(kind, "DELETED", item, item)
-        owned = self._owned.pop(uid, set())
-        if not orphan:
-            self._collect(owned)
+        self._collect(self._owned.pop(uid, set()))
 
     def _collect(self, owned: Iterable[tuple[Kind, Key]]) -> None:
         for kind, (namespace, name) in sorted(owned, key=lambda one: (one[0].plural, one[1])):
@@ -363,13 +356,7 @@ class Store:
     @staticmethod
     def _kept(held: Object, meant: Object) -> Object:
         own = (
-            "uid",
-            "name",
-            "namespace",
-            "creationTimestamp",
-            "generation",
-            "resourceVersion",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
+            *("uid", "name", "namespace", "creationTimestamp", "generation", "resourceVersion"),
+            *("deletionTimestamp", "deletionGracePeriodSeconds"),
         )
         return {**meant, **{name: held[name] for name in own if name in held}}

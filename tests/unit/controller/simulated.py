@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from elastic_runtime.controller.decide.decision import decide
 from elastic_runtime.controller.decide.groups import quota_groups
@@ -34,7 +34,10 @@ from elastic_runtime.controller.decide.job_types import (
     Problem,
 )
 from elastic_runtime.controller.decide.rollout import REFUSED
-from tests.unit.controller.jobs import job
+from tests.unit.controller.jobs import job, template_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BEGINNING = 1_750_000_000.0
 _MANY = 20
@@ -173,25 +176,20 @@ class Cluster:
                 raise AssertionError(action)
 
     def _create(self, action: CreatePod) -> None:
-        name = action.manifest["metadata"]["name"]
-        labels = action.manifest["metadata"]["labels"]
+        meta = action.manifest["metadata"]
+        name, labels, notes = meta["name"], meta["labels"], meta["annotations"]
         assert name not in self.pods, f"{name} is still there"
         assert int(labels["replica-index"]) == action.index
         self._made += 1
-        attempt = int(labels["elastic.pytorch.org/attempt"])
-        uid = f"u{self._made}"
-        notes = action.manifest["metadata"]["annotations"]
-        template = notes["elastic.pytorch.org/template"]
-        settings = notes["elastic.pytorch.org/settings"]
         group = labels.get(quota_groups.GROUP_LABEL, "")
         queued = quota_groups.QUEUE_LABEL in labels
         self.pods[name] = PodView(
             name,
             action.index,
-            uid,
-            attempt=attempt,
-            template=template,
-            settings=settings,
+            f"u{self._made}",
+            attempt=int(labels["elastic.pytorch.org/attempt"]),
+            template=notes["elastic.pytorch.org/template"],
+            settings=notes["elastic.pytorch.org/settings"],
             gates=(quota_groups.GATE,) if queued else (),
             held=queued,
             group=group,
@@ -273,7 +271,7 @@ class Cluster:
             if pod.deleting:
                 del self.pods[pod.name]
 
-    def admit(self, *indices: int) -> None:
+    def admit(self, *indices: int) -> Self:
         """There is quota for groups that are complete, and for pods alone; without an index for
         all."""
         for pod in list(self.pods.values()):
@@ -284,13 +282,15 @@ class Cluster:
             whole = not pod.group or len(fellows) == self._size(pod.group)
             for one in fellows if pod.group and whole else [pod] if whole else []:
                 self.pods[one.name] = replace(self.pods[one.name], gates=())
+        return self
 
-    def take_quota(self, index: int) -> None:
+    def take_quota(self, index: int) -> Self:
         """Kueue takes a pod away; with its group, if it has one."""
         taken = self._at(index)
         for pod in self._members(taken.group) if taken.group else [taken]:
             if pod.phase == RUNNING and not pod.ended:
                 self.pods[pod.name] = replace(pod, deleting=True, quota_taken="preempted")
+        return self
 
     def quota_is_kept(self) -> list[str]:
         """The groups for which Kueue keeps quota though none of their pods is active."""
@@ -317,6 +317,13 @@ class Cluster:
     def holds(self, kind: str) -> bool:
         """Whether a condition is true."""
         return bool(self.condition(kind).get("status") == "True")
+
+    def expect(self, kind: str, holds: bool, reason: str, *words: str) -> None:
+        """Asserts what a condition says: whether it holds, why, and words of its message."""
+        told = self.condition(kind)
+        assert (told.get("status"), told.get("reason")) == (str(holds), reason), told
+        for text in words:
+            assert text in told["message"], (text, told)
 
     @property
     def ended(self) -> bool:
@@ -370,21 +377,66 @@ class Cluster:
         return bool(self.job["spec"].get("suspend"))
 
     # ------------------------------------------------------------ the others' part
+    # Each of these gives the cluster back, so that what follows from it can be asked for at once.
 
-    def edit(self, **spec: Any) -> None:
+    def edit(self, **spec: Any) -> Self:
         """A user changes the spec; ``replicas`` is the one of the workers."""
         replicas = spec.pop("replicas", None)
         if replicas is not None:
             self.job["spec"]["replicaSpecs"]["Worker"]["replicas"] = replicas
         self.job["spec"].update(spec)
         self.job["metadata"]["generation"] += 1
+        return self
 
-    def change(self, index: int, **fields: Any) -> None:
+    def change_template(self, image: str = "img:2", **container: Any) -> Self:
+        """A user changes the container of the workers: its image, and what else is given."""
+        template_of(self.job)["spec"]["containers"][0].update(image=image, **container)
+        return self.edit()
+
+    def wait(self, seconds: float) -> Self:
+        """Time passes; it may also be set back."""
+        self.now += seconds
+        return self
+
+    def wake(self) -> Self:
+        """It is the moment for which the last plan has asked."""
+        self.now = self.last.wake_at
+        return self
+
+    def settle_until(self, happened: Callable[[], bool]) -> float:
+        """Settles, and again whenever a plan has asked for it, until something is so.
+
+        Returns:
+            How many seconds it took.
+        """
+        began = self.now
+        self.settle()
+        while not happened():
+            self.wake().settle()
+        return self.now - began
+
+    def say(self, **report: Any) -> Self:
+        """The agents say this of their job from now on."""
+        self.report = AgentReport(**report)
+        return self
+
+    def in_round(self, number: int, nodes: int) -> Self:
+        """The agents are in this round."""
+        return self.say(round=number, world=nodes, nodes=nodes, ready=True)
+
+    def change(self, index: int, **fields: Any) -> Self:
         """A pod changes."""
         pod = self._at(index)
         self.pods[pod.name] = replace(pod, **fields)
+        return self
 
-    def run(self, *indices: int, ago: float = 15.0) -> None:
+    def change_etcd(self, **fields: Any) -> Self:
+        """The pod of the job's own etcd changes."""
+        assert self.etcd is not None
+        self.etcd = replace(self.etcd, **fields)
+        return self
+
+    def run(self, *indices: int, ago: float = 15.0) -> Self:
         """The kubelet has started pods; without an index all that wait.
 
         So long ago that agents which can report would have done so.
@@ -402,20 +454,20 @@ class Cluster:
                     waiting_reason="",
                 )
         if self.etcd and self.etcd.phase == PENDING:
-            self.etcd = replace(self.etcd, phase=RUNNING, ready=True, waiting_reason="")
+            self.change_etcd(phase=RUNNING, ready=True, waiting_reason="")
+        return self
 
-    def end(self, index: int, code: int | None, reason: str = "") -> None:
+    def end(self, index: int, code: int | None, reason: str = "", message: str = "") -> Self:
         """A pod ends by itself."""
         phase = SUCCEEDED if code == 0 and not reason else FAILED
-        self.change(
-            index, phase=phase, ready=False, exit_code=code, reason=reason, finished_at=self.now
-        )
+        ended = {"exit_code": code, "reason": reason, "finished_at": self.now}
+        return self.change(index, phase=phase, ready=False, message=message, **ended)
 
-    def delete(self, index: int) -> None:
+    def delete(self, index: int) -> Self:
         """Somebody else deletes a pod."""
-        self.change(index, deleting=True)
+        return self.change(index, deleting=True)
 
-    def vanish(self, *indices: int) -> None:
+    def vanish(self, *indices: int) -> Self:
         """Pods that are being deleted are gone; with an index, whatever is there."""
         for name, pod in list(self.pods.items()):
             if pod.index in indices if indices else pod.deleting:
@@ -423,22 +475,37 @@ class Cluster:
                     self.pods[name] = replace(pod, phase=FAILED, ready=False, exit_code=5)
                 else:
                     del self.pods[name]
+        return self
 
     @property
     def indices(self) -> list[int]:
         """Of the pods that are there and stay."""
         return sorted(pod.index for pod in self.pods.values() if not pod.deleting)
 
+    @property
+    def leaving(self) -> list[int]:
+        """Of the pods that are being deleted."""
+        return sorted(pod.index for pod in self.pods.values() if pod.deleting)
+
+    def worker(self, index: int) -> Any:
+        """The container of the pod with an index, as its manifest has it."""
+        return self.manifests[self._at(index).name]["spec"]["containers"][0]
+
     def reasons(self, kind: str = "") -> list[str]:
         """Of all events so far."""
         return [event.reason for event in self.events if kind in ("", event.type)]
 
 
+def begun(made: Any, address: str = "10.0.0.7", etcd_starts: bool = True) -> Cluster:
+    """A cluster with a job for which everything was made that can be; its pods do not run yet."""
+    cluster = Cluster(made, address, etcd_starts)
+    cluster.settle()
+    return cluster
+
+
 def running(replicas: int = 2, **spec: Any) -> Cluster:
     """A job whose pods run."""
-    cluster = Cluster(job(replicas=replicas, **spec))
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
+    cluster = begun(job(replicas=replicas, **spec))
+    cluster.run().settle()
     assert cluster.holds("Running")
     return cluster

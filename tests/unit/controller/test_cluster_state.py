@@ -1,4 +1,4 @@
-"""What the controller knows of jobs."""
+"""What the controller knows of jobs and of what belongs to them, however it is learned."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import pytest
 from elastic_runtime.controller.cluster_state import STATES, ClusterState
 from elastic_runtime.controller.decide.job_types import Problem
 from elastic_runtime.controller.decide.status_builder import CONDITIONS, StatusBuilder
+from elastic_runtime.controller.informer_cache import InformerCache
 
 KEY = ("default", "digits")
 
 
 def job(version: int = 1, name: str = "digits", uid: str = "", **more: Any) -> dict[str, Any]:
-    meta = {
-        "namespace": "default",
-        "name": name,
-        "uid": uid or f"uid-{name}",
-        "resourceVersion": str(version),
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "managedFields": [{"manager": "kubectl"}],
-    }
+    meta = {"namespace": "default", "name": name, "uid": uid or f"uid-{name}"}
+    meta |= {"resourceVersion": str(version), "creationTimestamp": "2026-01-01T00:00:00Z"}
+    meta["managedFields"] = [{"manager": "kubectl"}]
     return {"metadata": meta, "spec": {}, **more}
 
 
@@ -31,13 +27,8 @@ def condition(type: str) -> dict[str, Any]:
 
 def worker(version: int, owner: str, uid: str = "pod") -> dict[str, Any]:
     reference = {"kind": "ElasticJob", "name": "digits", "uid": owner, "controller": True}
-    meta = {
-        "namespace": "default",
-        "name": "digits-worker-0",
-        "uid": uid,
-        "resourceVersion": str(version),
-        "ownerReferences": [reference],
-    }
+    meta = {"namespace": "default", "name": "digits-worker-0", "uid": uid}
+    meta |= {"resourceVersion": str(version), "ownerReferences": [reference]}
     return {"metadata": meta, "spec": {"containers": [{"name": "worker"}]}}
 
 
@@ -106,12 +97,6 @@ def test_a_list_without_a_job_is_its_end(state: ClusterState, told: list[Any]) -
     assert told == [KEY]
 
 
-def test_a_list_that_lacks_the_job_before_is_not_the_end_of_the_next(state: ClusterState) -> None:
-    state.update(job(9, uid="second"))
-    state.delete(job(3, uid="first"))
-    assert state.jobs[KEY]["metadata"]["uid"] == "second"
-
-
 def test_who_wrote_what_is_not_kept(state: ClusterState) -> None:
     state.update(job())
     assert "managedFields" not in state.jobs[KEY]["metadata"]
@@ -153,3 +138,78 @@ class TestRivals:
         for name in "ab":
             state.update(job(name=name, spec={"rdzvEndpoint": "etcd:2379"}))
         assert self.names(state, "a") == self.names(state, "b") == []
+
+
+# ---------------------------------------------------------------- what belongs to jobs
+
+
+def service(version: int, address: str = "", name: str = "etcd", **meta: Any) -> dict[str, Any]:
+    owner = {"kind": "ElasticJob", "name": "digits", "uid": "job-1", "controller": True}
+    metadata = {"namespace": "default", "name": name, "uid": f"uid-{name}", **meta}
+    metadata = {"resourceVersion": str(version), "ownerReferences": [owner], **metadata}
+    return {"metadata": metadata, "address": address}
+
+
+@pytest.fixture
+def cache(told: list[tuple[str, str]]) -> InformerCache[str]:
+    return InformerCache(lambda item: str(item["address"]), told.append)
+
+
+def test_what_is_learned_is_there(cache: InformerCache[str], told: list[Any]) -> None:
+    cache.update(service(1, "here"))
+    assert cache.owned_by(KEY, "job-1") == {"etcd": "here"}
+    assert cache.owned_by(KEY, "job-2") == {}, "an earlier job of the name is another one"
+    assert told == [KEY]
+
+
+def test_what_changes_nothing_that_matters_is_not_told(
+    cache: InformerCache[str], told: list[Any]
+) -> None:
+    cache.update(service(1, "here"))
+    cache.update(service(2, "here"))
+    assert told == [KEY]
+
+
+def test_an_older_object_of_a_job_is_ignored(cache: InformerCache[str]) -> None:
+    cache.update(service(10, "new"))
+    cache.update(service(9, "old"))
+    assert cache.owned_by(KEY, "job-1") == {"etcd": "new"}
+
+
+def test_what_was_deleted_does_not_come_back_late(
+    cache: InformerCache[str], told: list[Any]
+) -> None:
+    cache.delete(service(3, "here"))
+    cache.update(service(1, "here"))  # the answer to our request to make it
+    assert cache.owned_by(KEY, "job-1") == {}
+
+
+def test_the_end_of_one_is_not_the_end_of_its_successor(cache: InformerCache[str]) -> None:
+    cache.update(service(5, "second", uid="uid-2"))
+    cache.delete(service(4, "first", uid="uid-1"))
+    assert cache.owned_by(KEY, "job-1") == {"etcd": "second"}
+
+
+def test_a_new_list_is_all_there_is(cache: InformerCache[str], told: list[Any]) -> None:
+    cache.update(service(1, "here"))
+    cache.update(service(2, "there", name="workers"))
+    told.clear()
+
+    listed = [service(2, "there", name="workers"), service(7, "new", name="third")]
+    for item in listed:
+        cache.update(item)
+    cache.retain({item["metadata"]["uid"] for item in listed}, 7)
+
+    assert cache.owned_by(KEY, "job-1") == {"third": "new", "workers": "there"}
+    assert told == [KEY, KEY]  # one went, one came; what stayed is not told
+
+
+def test_what_was_made_after_a_list_is_kept(cache: InformerCache[str]) -> None:
+    cache.update(service(8, "made by us"))
+    cache.retain(set(), 7)
+    assert cache.owned_by(KEY, "job-1") == {"etcd": "made by us"}
+
+
+def test_what_no_job_owns_is_not_kept(cache: InformerCache[str], told: list[Any]) -> None:
+    cache.update(service(1, "here", ownerReferences=[]))
+    assert told == []

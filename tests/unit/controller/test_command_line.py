@@ -66,10 +66,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     ],
 )
 def test_labels_of_nodes_come_from_the_option_or_the_environment(
-    environment: str,
-    options: list[str],
-    labels: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    environment: str, options: list[str], labels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTIC_TOPOLOGY_LABELS", environment)
     assert _parser().parse_args(options).topology_labels == labels

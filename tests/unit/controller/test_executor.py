@@ -1,4 +1,4 @@
-"""What comes of a plan's actions when the API server does them, refuses them or knows better."""
+"""What comes of a plan's actions and events when the API server does them, or knows better."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from elastic_runtime.controller.decide.job_types import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    JobEvent,
     NoteTopology,
     PodView,
     Problem,
 )
+from elastic_runtime.controller.event_recorder import record_event
 from elastic_runtime.controller.executor import Executor, NoteOutcome, Outcome
 from elastic_runtime.kubernetes.api_errors import NO_ANSWER, ApiError
+from elastic_runtime.limits import TOPOLOGY_FILE_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from elastic_runtime.controller.decide.job_types import Action
 
 KEY, UID = ("default", "digits"), "job-1"
+OWNERS = [{"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}]
 SERVICE: dict[str, Any] = {"kind": "Service", "metadata": {"name": "digits-etcd"}}
 
 
@@ -45,15 +49,9 @@ class _Server:
 
     async def create(self, _: Any, namespace: str, item: Any, strict: bool = False) -> Any:
         name = item["metadata"]["name"]
-        owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
-        meta = {
-            "namespace": namespace,
-            "name": name,
-            "uid": name,
-            "resourceVersion": "1",
-            "ownerReferences": [owner],
-        }
-        return self._answer(f"create {name}", {**item, "metadata": meta})
+        meta = {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "1"}
+        made = {**item, "metadata": {**meta, "ownerReferences": OWNERS}}
+        return self._answer(f"create {name}", made)
 
     async def check(self, _: Any, namespace: str, item: Any) -> None:
         self._answer(f"check {item['metadata']['name']}")
@@ -71,11 +69,14 @@ def _pods(count: int) -> list[Action]:
     return [CreatePod(i, {"kind": "Pod", "metadata": {"name": n}}) for i, n in enumerate(names)]
 
 
+def _executor(server: _Server | _Nodes, state: ClusterState | None) -> Executor:
+    return Executor(cast("Any", server), state or ClusterState(lambda key: None))
+
+
 def _execute(
     server: _Server, actions: Sequence[Action], state: ClusterState | None = None
 ) -> Outcome:
-    executor = Executor(cast("Any", server), state or ClusterState(lambda key: None))
-    return asyncio.run(executor.execute(KEY, UID, actions))
+    return asyncio.run(_executor(server, state).execute(KEY, UID, actions))
 
 
 def test_what_a_quota_may_refuse_comes_after_the_rest() -> None:
@@ -188,15 +189,19 @@ class _Nodes:
             raise error
         self.told[name] = patch["metadata"]
         labels = {"app.kubernetes.io/component": "worker"}
-        owner = {"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}
         meta = {"namespace": namespace, "name": name, "resourceVersion": "2", "labels": labels}
-        return {"metadata": {**meta, **patch["metadata"], "ownerReferences": [owner]}}
+        return {"metadata": {**meta, **patch["metadata"], "ownerReferences": OWNERS}}
 
 
-def _note(server: _Nodes, count: int = 1, state: ClusterState | None = None) -> NoteOutcome:
-    executor = Executor(cast("Any", server), state or ClusterState(lambda key: None))
+def _note(
+    server: _Nodes,
+    count: int = 1,
+    state: ClusterState | None = None,
+    within: float = TOPOLOGY_FILE_TIMEOUT,
+) -> NoteOutcome:
     notes = [NoteTopology(f"pod-{n}", f"u{n}", "n1", ("zone", "rack")) for n in range(count)]
-    return asyncio.run(executor.note(KEY, notes))
+    work = _executor(server, state).note(KEY, notes, within)
+    return asyncio.run(asyncio.wait_for(work, 20))
 
 
 FORBIDDEN = ApiError(403, "Forbidden", "nodes is forbidden", "GET")
@@ -231,25 +236,22 @@ def test_who_may_not_patch_pods_tries_it_once() -> None:
 
 
 @pytest.mark.parametrize("refusals", [{"get": AWAY}, {"patch": AWAY}], ids=str)
-def test_a_server_that_is_away_is_no_problem_and_asked_again(
-    refusals: dict[str, ApiError],
-) -> None:
+def test_a_server_that_is_away_is_no_problem_and_asked_again(refusals: dict[str, ApiError]) -> None:
     server = _Nodes(**refusals)
     assert _note(server) == NoteOutcome(again=True)
     assert server.told == {}, "a pod is not told that nothing is known"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("code", "said"),
     [
-        ApiError(404, "NotFound", "no such pod", "PATCH"),
-        ApiError(409, "Conflict", "another one", "PATCH"),
-        ApiError(422, "Invalid", "metadata.uid: Invalid value: field is immutable", "PATCH"),
+        (404, "no such pod"),
+        (409, "another one"),
+        (422, "metadata.uid: Invalid value: field is immutable"),
     ],
-    ids=lambda error: error.reason,
 )
-def test_a_pod_that_is_gone_needs_nothing(error: ApiError) -> None:
-    assert _note(_Nodes(patch=error)) == NoteOutcome()
+def test_a_pod_that_is_gone_needs_nothing(code: int, said: str) -> None:
+    assert _note(_Nodes(patch=ApiError(code, "No", said, "PATCH"))) == NoteOutcome()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
@@ -259,14 +261,8 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
                 await asyncio.Event().wait()
             return await super().merge(*args)
 
-    async def play() -> NoteOutcome:
-        executor = Executor(cast("Any", server), ClusterState(lambda key: None))
-        notes = [NoteTopology(f"pod-{n}", f"u{n}", "n1", ("zone",)) for n in range(4)]
-        async with asyncio.timeout(20):
-            return await executor.note(KEY, notes, 0.1)
-
     server = _Hangs()
-    assert asyncio.run(play()) == NoteOutcome(again=True)
+    assert _note(server, 4, within=0.1) == NoteOutcome(again=True)
     assert set(server.told) == {"pod-0", "pod-1"}
 
 
@@ -274,3 +270,28 @@ def test_what_a_policy_refuses_is_told() -> None:
     denied = ApiError(422, "Invalid", "ValidatingAdmissionPolicy denied it", "PATCH")
     outcome = _note(_Nodes(patch=denied))
     assert outcome.problem and outcome.refused
+
+
+# ---------------------------------------------------------------- events
+
+
+def test_an_event_is_about_its_job_and_fits() -> None:
+    class _Events:
+        async def create(self, resource: Any, namespace: str, item: Any) -> None:
+            assert (resource.plural, namespace) == ("events", "team")
+            created.append(item)
+
+    created: list[Any] = []
+    meta = {"name": "x" * 253, "namespace": "team", "uid": "u1", "resourceVersion": "7"}
+    job = {"apiVersion": "elastic.pytorch.org/v1alpha1", "kind": "ElasticJob", "metadata": meta}
+    event = JobEvent("Warning", "QuotaExceeded", "m" * 5000)
+    for _ in range(2):
+        asyncio.run(record_event(cast("Any", _Events()), job, event))
+    first, _ = created
+    assert (first["type"], first["reason"]) == ("Warning", "QuotaExceeded")
+    about = first["involvedObject"]
+    assert (about["name"], about["uid"], about["kind"]) == ("x" * 253, "u1", "ElasticJob")
+    assert len(first["message"]) == 1024, "a longer one is refused"
+    names = [item["metadata"]["name"] for item in created]
+    assert names == sorted(set(names)), "lists are in the order of names"
+    assert all(len(name) <= 253 for name in names)

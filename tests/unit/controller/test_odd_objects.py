@@ -7,54 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.controller.jobs import container, job
-from tests.unit.controller.simulated import Cluster
+from tests.unit.controller.jobs import FULL
+from tests.unit.controller.simulated import Cluster, begun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FULL = container(
-    job(
-        rdzvEndpoint="etcd:2379",
-        rdzvBackend="etcd-v3",
-        rdzvId="mine",
-        nprocPerNode="auto",
-        suspend=False,
-        spares=1,
-        maxRestarts=1,
-        cleanPodPolicy="All",
-        ttlSecondsAfterFinished=10,
-        activeDeadlineSeconds=100,
-        backoffLimit=1,
-        failurePolicy={
-            "rules": [
-                {
-                    "action": "Count",
-                    "onExitCodes": {"operator": "In", "values": [3]},
-                    "onReasons": ["OOMKilled"],
-                }
-            ]
-        },
-        checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
-        etcd={"image": "e:1", "tls": {"secretName": "s"}, "auth": {"secretName": "t"}},
-        worker={
-            "restartPolicy": "Always",
-            "template": {
-                "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
-                "spec": {
-                    "terminationGracePeriodSeconds": 60,
-                    "containers": [{"name": "main", "image": "i:1"}],
-                    "initContainers": [{"name": "first", "image": "i:2"}],
-                    "volumes": [{"name": "v", "emptyDir": {}}],
-                },
-            },
-        },
-    ),
-    command=["elastic-run"],
-    args=["train.py"],
-    env=[{"name": "A", "value": "b"}],
-    volumeMounts=[{"name": "v", "mountPath": "/v"}],
-)
 ODD = [None, True, 0, -1, 1.5, 10**12, "", "x", "\x00", [], [1], [None], {}, {"a": 1}, [{}], [[]]]
 
 
@@ -70,10 +28,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(each, (*path, place))
 
 
-RUNS = Cluster(FULL)
-RUNS.settle()
-RUNS.run()
-RUNS.settle()
+RUNS = begun(FULL)
+RUNS.run().settle()
 PLACES = sorted(places(FULL["spec"]), key=str)
 
 

@@ -1,4 +1,4 @@
-"""The report in the last words of a pod, in which users may write anything."""
+"""What agents say of their job, as they answer and in last words: anybody may write anything."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from elastic_runtime.controller.agent_reports import pause_without_answer
 from elastic_runtime.controller.decide.job_types import AgentReport
-from elastic_runtime.controller.read_report import read_last_report
+from elastic_runtime.controller.read_report import read_last_report, read_report
 from elastic_runtime.events.round_events import RESTART_CLASSES
 from elastic_runtime.reporting.last_words import last_words, read_last_words
 
@@ -23,20 +24,7 @@ SAID: dict[str, Any] = {
     "restarts": {"failed": 1, "lost": 2},
 }
 NO_RESTARTS = dict.fromkeys(RESTART_CLASSES, 0)
-READ = AgentReport(
-    run_id="u-0",
-    round=3,
-    world=8,
-    nodes=2,
-    step=7,
-    checkpoint_step=5,
-    ready=True,
-    restarts={**NO_RESTARTS, "failed": 1, "lost": 2},
-)
-
-
-def test_a_report_is_read() -> None:
-    assert read_last_report(json.dumps(SAID)) == READ
+READ = AgentReport(**{**SAID, "restarts": {**NO_RESTARTS, "failed": 1, "lost": 2}})
 
 
 def test_the_report_that_an_agent_leaves_is_read() -> None:
@@ -55,20 +43,8 @@ def test_an_object_that_says_nothing_of_training_is_a_report_without_news(text: 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        " ",
-        "killed",
-        "{",
-        '{"round": 3',
-        "[1]",
-        "[]",
-        "3",
-        "null",
-        "true",
-        '"text"',
-        "NaN",
-        "\x00",
-        "\ud800",
+        *("", " ", "killed", "{", '{"round": 3', "[1]", "[]", "3", "null", "true", '"text"', "NaN"),
+        *("\x00", "\ud800"),
         pytest.param("[" * 60_000, id="too deep a list"),
         pytest.param('{"run_id":' * 60_000, id="too deep an object"),
         pytest.param("9" * 5000, id="too long a number"),
@@ -78,23 +54,21 @@ def test_what_is_no_object_is_no_report(text: str) -> None:
     assert read_last_report(text) is None
 
 
+WRONG: dict[str, list[Any]] = {
+    "round": ["3", -1, float("nan")],
+    "world": [1.5, 2**31],
+    "nodes": [[2], 2**31],
+    "step": [2**63, -2],
+    "checkpoint_step": [float("inf")],
+    "restarts": [[1], {"failed": "1"}, {"lost": 2**31}],
+}
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"round": "3"},
-        {"round": -1},
-        {"world": 1.5},
-        {"nodes": [2]},
-        {"step": 2**63},
-        {"step": -2},
-        {"checkpoint_step": float("inf")},
-        {"restarts": [1]},
-        {"restarts": {"failed": "1"}},
-    ],
-    ids=str,
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
-def test_an_object_of_another_program_is_no_report(change: dict[str, Any]) -> None:
-    assert read_last_report(json.dumps({**SAID, **change})) is None
+def test_an_object_of_another_program_is_no_report(name: str, value: object) -> None:
+    assert read_last_report(json.dumps({**SAID, name: value})) is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +89,16 @@ def test_a_long_fault_is_cut() -> None:
 
 
 @pytest.mark.parametrize("name", ["world", "nodes"])
-def test_a_count_that_no_status_can_hold_is_no_report(name: str) -> None:
-    assert read_last_report(json.dumps({"run_id": "r", name: 2**31})) is None
+def test_the_largest_count_that_a_status_can_hold_is_read(name: str) -> None:
     assert read_last_report(json.dumps({"run_id": "r", name: 2**31 - 1})) is not None
-    assert read_last_report(json.dumps({"run_id": "r", "restarts": {"lost": 2**31}})) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b'{"round": 1e999}'])
+def test_what_no_agent_sends_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_report(body)
+
+
+def test_pods_that_may_still_be_starting_are_asked_often() -> None:
+    assert [pause_without_answer(n, age=30.0) for n in (1, 2, 6, 99)] == [1, 2, 2, 2]
+    assert [pause_without_answer(n, age=300.0) for n in (1, 2, 6, 99)] == [1, 2, 32, 60]

@@ -1,4 +1,4 @@
-"""The patch of a status, the queue of jobs, and what is tried again."""
+"""The patch of a status, and what is tried again."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from elastic_runtime.controller.reconcile import Reconciler, difference
 from elastic_runtime.controller.workqueue import WorkQueue
 from elastic_runtime.kubernetes.api_errors import ApiError
 from tests.kube.patches import merged
+from tests.unit.controller.loops import in_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from elastic_runtime.controller.decide.job_types import Action
 
 _VALUES = st.recursive(
     st.integers() | st.text("xyz", max_size=3) | st.lists(st.integers(), max_size=2),
@@ -33,7 +36,7 @@ _VALUES = st.recursive(
 )
 _STATUS = st.dictionaries(st.sampled_from("abcd"), _VALUES, max_size=4)
 
-A, B = ("default", "a"), ("default", "b")
+A = ("default", "a")
 
 
 @given(_STATUS, _STATUS)
@@ -46,47 +49,49 @@ def test_what_is_the_same_is_not_in_the_patch(status: Any) -> None:
     assert difference(status, status) == {}
 
 
-def test_a_job_comes_once_however_often_it_was_put() -> None:
-    async def play() -> None:
-        queue = WorkQueue()
-        for key in (A, B, A):
-            queue.add(key)
-        assert len(queue) == 2
-        assert [await queue.get(), await queue.get()] == [A, B]
-        assert len(queue) == 0
+class _Scene:
+    """A reconciler whose plan is always the same.
 
-    asyncio.run(play())
+    Args:
+        server: an API server, as far as the plan needs one.
+        actions: the plan.
+    """
 
+    def __init__(self, server: _Server | _Places, *actions: Action) -> None:
+        self.now, self.told, self.seen = 1e9, list[str](), list[Observed]()
+        self.server, self.queue, self.actions = server, WorkQueue(), actions
+        self.state = ClusterState(self.queue.add)
+        self.metrics = ControllerMetrics(
+            self.queue.__len__, self.state.conditions, self.state.states
+        )
+        self.reconciler = Reconciler(
+            cast("Any", server),
+            self.state,
+            self.queue,
+            self._decide,
+            lambda: self.now,
+            self.metrics,
+            lambda event: self.told.append(type(event).__name__),
+        )
+        self.learn()
 
-def test_a_job_that_is_looked_at_comes_again_only_afterwards() -> None:
-    async def play() -> None:
-        queue = WorkQueue()
-        queue.add(A)
-        assert await queue.get() == A
-        queue.add(A)
-        queue.add(B)
-        assert await queue.get() == B
-        queue.done(A)
-        assert await queue.get() == A
+    def _decide(self, _: Any, observed: Observed, __: float) -> JobPlan:
+        self.seen.append(observed)
+        return JobPlan(actions=self.actions)
 
-    asyncio.run(play())
+    def learn(self, uid: str = "u", generation: int = 1, version: int = 1) -> None:
+        """The job is there, and looks so."""
+        meta = {"namespace": "default", "name": "a", "uid": uid, "generation": generation}
+        self.state.update(
+            {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
+        )
 
-
-def test_a_later_moment_replaces_the_one_before() -> None:
-    async def play() -> None:
-        queue = WorkQueue()
-        queue.add_after(A, 3600)
-        queue.add_after(A, 0)
+    async def look(self) -> None:
+        """The next look at the job, when there is a reason for one."""
         async with asyncio.timeout(10):
-            assert await queue.get() == A
-        queue.done(A)
-        queue.add_after(B, 0)
-        queue.cancel_timer(B)
-        queue.add_after(A, 0)
-        async with asyncio.timeout(10):
-            assert await queue.get() == A
-
-    asyncio.run(play())
+            assert await self.queue.get() == A
+            await self.reconciler.reconcile(A)
+            self.queue.done(A)
 
 
 class _Server:
@@ -100,6 +105,12 @@ class _Server:
         return self._answer()
 
 
+MADE = {
+    "kind": "Pod",
+    "metadata": {"namespace": "default", "name": "a", "uid": "p", "resourceVersion": "1"},
+}
+
+
 def _refuses() -> Any:
     raise ApiError(500, "InternalError", "no", "POST")
 
@@ -108,52 +119,19 @@ def _forbids() -> Any:
     raise ApiError(403, "Forbidden", "exceeded quota", "POST")
 
 
-class _Scene:
-    """A reconciler whose plan is always to make something."""
-
-    def __init__(self, answer: Callable[[], Any]) -> None:
-        self.now, self.told = 1e9, list[str]()
-        self.queue, self.server = WorkQueue(), _Server(answer)
-        self.state = ClusterState(self.queue.add)
-        metrics = ControllerMetrics(self.queue.__len__, self.state.conditions, self.state.states)
-        client = cast("Any", self.server)
-        wanted = (
-            CreatePod(0, {}, "wanted"),
-            ApplyManifest({"kind": "Service", "metadata": {"name": "a"}}),
-        )
-        self.reconciler = Reconciler(
-            client,
-            self.state,
-            self.queue,
-            lambda *_: JobPlan(actions=wanted),
-            lambda: self.now,
-            metrics,
-            lambda name, /, **_: self.told.append(name),
-        )
-
-    def learn(self, uid: str = "u", generation: int = 1, version: int = 1) -> None:
-        meta = {"namespace": "default", "name": "a", "uid": uid, "generation": generation}
-        self.state.update(
-            {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
-        )
-
-    async def look(self) -> None:
-        async with asyncio.timeout(10):
-            assert await self.queue.get() == A
-            await self.reconciler.reconcile(A)
-            self.queue.done(A)
+def makes(answer: Callable[[], Any]) -> _Scene:
+    """A plan to make something, and how that is answered."""
+    service = ApplyManifest({"kind": "Service", "metadata": {"name": "a"}})
+    return _Scene(_Server(answer), CreatePod(0, {}, "wanted"), service)
 
 
-def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
-    async def play() -> None:
-        scene = _Scene(_refuses)
-        scene.learn()
-        for tries in (1, 2):
-            await scene.look()
-            assert scene.server.asked == tries
-            scene.now -= 3600
-
-    asyncio.run(play())
+@in_loop
+async def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
+    scene = makes(_refuses)
+    for tries in (1, 2):
+        await scene.look()
+        assert scene.server.asked == tries
+        scene.now -= 3600
 
 
 @pytest.mark.parametrize(
@@ -161,34 +139,27 @@ def test_a_clock_that_is_set_back_holds_up_no_try() -> None:
     [("u", 1, 1), ("u", 2, 2), ("another", 1, 2)],
     ids=["the same", "edited", "another of this name"],
 )
-def test_what_is_asked_for_otherwise_is_tried_at_once(
+@in_loop
+async def test_what_is_asked_for_otherwise_is_tried_at_once(
     uid: str, generation: int, tries: int
 ) -> None:
-    async def play() -> None:
-        scene = _Scene(_forbids)
-        scene.learn()
-        await scene.look()
-        scene.learn(uid, generation, version=2)
-        await scene.look()
-        assert scene.server.asked == tries
-
-    asyncio.run(play())
+    scene = makes(_forbids)
+    await scene.look()
+    scene.learn(uid, generation, version=2)
+    await scene.look()
+    assert scene.server.asked == tries
 
 
-def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
-    async def play() -> None:
-        def goes() -> Any:
-            scene.state.retain((), 1)
-            item = {"namespace": "default", "name": "a", "uid": "1", "resourceVersion": "1"}
-            return {"kind": "Pod", "metadata": item}
+@in_loop
+async def test_a_job_that_goes_in_the_middle_is_no_error() -> None:
+    def goes() -> Any:
+        scene.state.retain((), 1)
+        return MADE
 
-        scene = _Scene(goes)
-        scene.learn()
-        await scene.look()
-        await scene.look()
-        assert scene.server.asked == 2
-
-    asyncio.run(play())
+    scene = makes(goes)
+    await scene.look()
+    await scene.look()
+    assert scene.server.asked == 2
 
 
 # ---------------------------------------------------------------- where pods are
@@ -206,8 +177,7 @@ class _Places:
         if self.quota:
             _forbids()
         self.made += 1
-        meta = {"namespace": "default", "name": "a", "uid": "p", "resourceVersion": "1"}
-        return {"kind": "Pod", "metadata": meta}
+        return MADE
 
     async def get(self, _: str) -> Any:
         if self.forbids:
@@ -219,95 +189,60 @@ class _Places:
         raise self.error
 
 
-class _Stage:
-    """A reconciler whose plan is always to make a pod, and to tell one where it is."""
-
-    def __init__(self, error: ApiError) -> None:
-        self.server, self.queue, self.told = _Places(error), WorkQueue(), list[str]()
-        self.seen = list[Observed]()
-        self.state = ClusterState(self.queue.add)
-        self.metrics = ControllerMetrics(
-            self.queue.__len__, self.state.conditions, self.state.states
-        )
-        self.reconciler = Reconciler(
-            cast("Any", self.server),
-            self.state,
-            self.queue,
-            self._decide,
-            lambda: 1e9,
-            self.metrics,
-            lambda event: self.told.append(type(event).__name__),
-        )
-        meta = {"namespace": "default", "name": "a", "uid": "u", "generation": 1}
-        self.state.update({"metadata": {**meta, "resourceVersion": "1"}, "spec": {}, "status": {}})
-
-    def _decide(self, _: Any, observed: Observed, __: float) -> JobPlan:
-        self.seen.append(observed)
-        return JobPlan(actions=(NoteTopology("p", "u", "n1", ("rack",)), CreatePod(0, {})))
-
-    async def look(self) -> None:
-        async with asyncio.timeout(10):
-            key = await self.queue.get()
-            await self.reconciler.reconcile(key)
-            self.queue.done(key)
+def places(code: int, reason: str) -> _Scene:
+    """A plan to tell a pod where it is, which is refused so, and to make another one."""
+    server = _Places(ApiError(code, reason, "pods is forbidden", "PATCH"))
+    return _Scene(server, NoteTopology("p", "u", "n1", ("rack",)), CreatePod(0, {}))
 
 
-def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> None:
-    async def play() -> None:
-        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
-        await stage.look()
-        await stage.look()  # at once, to say so
-        assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
-        assert stage.seen[-1].problems == ()
-        for _ in range(3):
-            stage.queue.add(A)
-            await stage.look()
-        assert (stage.server.tried, stage.server.made) == (1, 5)
-        assert stage.told.count("ControllerRefused") == 1
-        assert "refused_actions_total 0.0" in stage.metrics.text().decode()
-        assert not stage.queue._timers
-
-    asyncio.run(play())
-
-
-def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
-    """It would be news again with each try, and an event each time."""
-
-    async def play() -> None:
-        stage = _Stage(ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
-        await stage.look()
-        stage.server.quota = True
-        for _ in range(2):
-            await stage.look()  # at once, and by the timer of the quota
-        assert [len(seen.asides) for seen in stage.seen[1:]] == [1] * (len(stage.seen) - 1)
-        assert any(seen.problems for seen in stage.seen)
-
-    asyncio.run(play())
-
-
-def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
-    async def play() -> None:
-        stage = _Stage(ApiError(500, "InternalError", "not now", "PATCH"))
-        await stage.look()
+@in_loop
+async def test_what_cannot_be_told_holds_up_no_pod_and_is_not_tried_in_a_loop() -> None:
+    stage = places(403, "Forbidden")
+    await stage.look()
+    await stage.look()  # at once, to say so
+    assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
+    assert stage.seen[-1].problems == ()
+    for _ in range(3):
         stage.queue.add(A)
         await stage.look()
-        assert (stage.server.tried, stage.server.made) == (1, 2)
-        await stage.look()  # a timer of a second
-        assert (stage.server.tried, stage.server.made) == (2, 3)
-        assert stage.seen[-1].asides == ()
-
-    asyncio.run(play())
+    assert (stage.server.tried, stage.server.made) == (1, 5)
+    assert stage.told.count("ControllerRefused") == 1
+    assert "refused_actions_total 0.0" in stage.metrics.text().decode()
+    assert not stage.queue._timers
 
 
-def test_that_nodes_may_not_be_read_does_not_keep_a_pod_from_being_told_later() -> None:
-    async def play() -> None:
-        stage = _Stage(ApiError(500, "InternalError", "not now", "PATCH"))
-        stage.server.forbids = True
-        await stage.look()
-        await stage.look()  # at once, to say so
-        assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
-        for tried in (2, 3):
-            await stage.look()  # a timer of seconds
-            assert stage.server.tried == tried
+@in_loop
+async def test_what_is_wrong_beside_it_does_not_hide_it() -> None:
+    """It would be news again with each try, and an event each time."""
 
-    asyncio.run(play())
+    stage = places(403, "Forbidden")
+    await stage.look()
+    stage.server.quota = True
+    for _ in range(2):
+        await stage.look()  # at once, and by the timer of the quota
+    assert [len(seen.asides) for seen in stage.seen[1:]] == [1] * (len(stage.seen) - 1)
+    assert any(seen.problems for seen in stage.seen)
+
+
+@in_loop
+async def test_a_server_that_is_away_is_asked_again_in_a_while() -> None:
+    stage = places(500, "InternalError")
+    await stage.look()
+    stage.queue.add(A)
+    await stage.look()
+    assert (stage.server.tried, stage.server.made) == (1, 2)
+    await stage.look()  # a timer of a second
+    assert (stage.server.tried, stage.server.made) == (2, 3)
+    assert stage.seen[-1].asides == ()
+
+
+@in_loop
+async def test_that_nodes_may_not_be_read_does_not_keep_a_pod_from_being_told_later() -> None:
+    stage = places(500, "InternalError")
+    stage.server.forbids = True
+    await stage.look()
+    await stage.look()  # at once, to say so
+    assert [one.reason for one in stage.seen[-1].asides] == ["TopologyUnknown"]
+    for tried in (2, 3):
+        await stage.look()  # a timer of seconds
+        assert stage.server.tried == tried

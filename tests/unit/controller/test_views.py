@@ -18,24 +18,17 @@ def pod(*, component: str = "worker", **status: Any) -> dict[str, Any]:
         "replica-index": "3",
         "elastic.pytorch.org/attempt": "2",
     }
-    meta = {
-        "name": "digits-worker-3",
-        "namespace": "default",
-        "uid": "pod-1",
-        "labels": labels,
-        "creationTimestamp": "1970-01-01T00:01:40Z",
-        "ownerReferences": [_OWNER],
-    }
-    names = ("sidecar", "elasticjob-worker")
-    return {
-        "metadata": meta,
-        "spec": {"containers": [{"name": name} for name in names]},
-        "status": status,
-    }
+    meta = {"name": "digits-worker-3", "namespace": "default", "uid": "pod-1", "labels": labels}
+    meta |= {"creationTimestamp": "1970-01-01T00:01:40Z", "ownerReferences": [_OWNER]}
+    containers = [{"name": name} for name in ("sidecar", "elasticjob-worker")]
+    return {"metadata": meta, "spec": {"containers": containers}, "status": status}
 
 
 def container(name: str = "elasticjob-worker", **state: Any) -> dict[str, Any]:
     return {"name": name, "restartCount": 0, "state": state}
+
+
+ENDED = {"startedAt": "1970-01-01T00:02:00Z", "finishedAt": "1970-01-01T00:03:00Z"}
 
 
 def view(item: dict[str, Any]) -> PodView:
@@ -51,38 +44,21 @@ def test_a_pod_that_was_just_created() -> None:
 
 
 def test_a_pod_that_runs() -> None:
-    found = view(
-        pod(
-            phase="Running",
-            podIP="10.1.2.3",
-            conditions=[{"type": "Ready", "status": "True"}],
-            containerStatuses=[
-                container("sidecar", terminated={"exitCode": 9}),
-                container(running={"startedAt": "1970-01-01T00:02:00Z"}),
-            ],
-        )
-    )
+    containers = [
+        container("sidecar", terminated={"exitCode": 9}),
+        container(running={"startedAt": "1970-01-01T00:02:00Z"}),
+    ]
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"phase": "Running", "podIP": "10.1.2.3", "conditions": ready}
+    found = view(pod(**status, containerStatuses=containers))
     assert (found.phase, found.ready, found.address) == ("Running", True, "10.1.2.3")
     assert (found.started_at, found.exit_code) == (120.0, None)
 
 
 def test_the_end_of_the_worker_is_the_end_that_counts() -> None:
-    ended = {
-        "exitCode": 137,
-        "reason": "OOMKilled",
-        "message": "too much",
-        "startedAt": "1970-01-01T00:02:00Z",
-        "finishedAt": "1970-01-01T00:03:00Z",
-    }
-    found = view(
-        pod(
-            phase="Failed",
-            containerStatuses=[
-                container("sidecar", terminated={"exitCode": 0}),
-                container(terminated=ended),
-            ],
-        )
-    )
+    ended = {"exitCode": 137, "reason": "OOMKilled", "message": "too much", **ENDED}
+    containers = [container("sidecar", terminated={"exitCode": 0}), container(terminated=ended)]
+    found = view(pod(phase="Failed", containerStatuses=containers))
     assert (found.exit_code, found.reason, found.message) == (137, "OOMKilled", "too much")
     assert (found.started_at, found.finished_at) == (120.0, 180.0)
 
@@ -94,12 +70,8 @@ def test_words_that_every_end_has_are_no_reason(word: str) -> None:
 
 
 def test_what_the_cluster_did_says_more_than_how_it_was_taken() -> None:
-    target = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "PreemptionByScheduler",
-        "message": "for a more important pod",
-    }
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    target["message"] = "for a more important pod"
     ended = [container(terminated={"exitCode": 143, "reason": "Error"})]
     assert view(pod(phase="Failed", reason="Evicted", containerStatuses=ended)).reason == "Evicted"
     found = view(pod(phase="Failed", conditions=[target], containerStatuses=ended))
@@ -119,12 +91,9 @@ def test_who_waits_says_why() -> None:
 
 
 def test_who_waits_for_another_container_says_why_that_one_waits() -> None:
-    found = view(
-        pod(
-            initContainerStatuses=[container("fetch", waiting={"reason": "ErrImagePull"})],
-            containerStatuses=[container(waiting={"reason": "PodInitializing"})],
-        )
-    )
+    fetches = [container("fetch", waiting={"reason": "ErrImagePull"})]
+    waits = [container(waiting={"reason": "PodInitializing"})]
+    found = view(pod(initContainerStatuses=fetches, containerStatuses=waits))
     assert found.waiting_reason == "ErrImagePull"
 
 

@@ -81,28 +81,6 @@ def test_its_schema_is_structural() -> None:
     assert structural.faults(elasticjob().schema) == []
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        ("properties.spec.type", ..., "no type"),
-        ("properties.spec.additionalProperties", False, "additionalProperties"),
-        ("properties.spec.properties.suspend.default", "no", "default"),
-        ("properties.spec.required", ["replicas"], "unknown"),
-        (f"properties.spec.{RULES}.0.fieldPath", ".minimum", "no field .minimum"),
-        (f"properties.spec.{RULES}.0.reason", "FieldValueInvalid", "a rule with"),
-        ("properties.status.properties.conditions.items", ..., "array"),
-        ("properties.status.properties.conditions.x-kubernetes-list-map-keys", ["no"], "'no'"),
-    ],
-)
-def test_what_is_not_structural_is_found(path: str, value: Any, said: str) -> None:
-    schema = changed(elasticjob().schema, path, value)
-    if said == "'no'":
-        schema["properties"]["status"]["properties"]["conditions"]["items"]["properties"]["no"] = {
-            "type": "string"
-        }
-    assert said in "\n".join(structural.faults(schema))
-
-
 def test_each_rule_can_be_read() -> None:
     rules = [
         rule for _, node in structural.nodes(elasticjob().schema) for rule in node.get(RULES, [])
@@ -170,39 +148,38 @@ def test_the_pod_of_a_sample_is_a_pod(job: Object) -> None:
     assert pod["spec"]["automountServiceAccountToken"] is False  # workers need no token
 
 
-GOOD: list[tuple[str, Any]] = [
-    ("spec.minReplicas", 1),
-    ("spec.maxReplicas", 1),
-    ("spec.rdzvId", "team-7.run_3"),
-    ("spec.nprocPerNode", 8),
-    ("spec.nprocPerNode", "8"),
-    ("spec.nprocPerNode", "auto"),
-    ("spec.suspend", True),
-    ("spec.maxRestarts", 0),
-    ("spec.spares", 2),
-    ("spec.cleanPodPolicy", "None"),
-    ("spec.ttlSecondsAfterFinished", 0),
-    ("spec.activeDeadlineSeconds", 2**40),
-    ("spec.backoffLimit", 3),
-    ("spec.etcd", {"image": "etcd:v3.5"}),
-    ("spec.etcd", {"template": {"spec": {"priorityClassName": "high"}}}),
-    ("spec.rollout", "Rolling"),
-    ("spec.topology", {}),
-    ("spec.topology.nodeLabels", []),
-    ("spec.topology.nodeLabels", ["topology.kubernetes.io/zone", "Rack_7", "a.b/c.d"]),
-    ("spec.managedBy", "kueue.x-k8s.io/multikueue"),
-    ("spec.scheduling", {"queue": "team", "priorityClass": "base", "surplusPriorityClass": "low"}),
-    ("spec.scheduling", {"queue": "team", "gang": "volcano"}),
-    ("spec.scheduling", {"queue": "team", "priorityClass": "base", "gang": "coscheduling"}),
-    ("spec.scheduling", {"gang": "native"}),
-    ("spec.priorityClassName", "high"),
-    ("spec.schedulingPolicy", {"minAvailable": 2}),
-    ("spec.checkpoint", {"claimName": "runs", "mountPath": "/data/runs"}),
-    ("spec.failurePolicy.rules", [{"onReasons": ["Evicted"], "action": "Restart"}]),
-    (f"{WORKER}.restartPolicy", "Always"),
-    (f"{WORKER}.template.metadata", {"labels": {"team": "vision"}}),
-    ("status", {"conditions": [{"type": "Running", "status": "True"}]}),
-]
+TAKEN: dict[str, list[Any]] = {
+    "spec.minReplicas": [1],
+    "spec.maxReplicas": [1],
+    "spec.rdzvId": ["team-7.run_3"],
+    "spec.nprocPerNode": [8, "8", "auto"],
+    "spec.suspend": [True],
+    "spec.maxRestarts": [0],
+    "spec.spares": [2],
+    "spec.cleanPodPolicy": ["None"],
+    "spec.ttlSecondsAfterFinished": [0],
+    "spec.activeDeadlineSeconds": [2**40],
+    "spec.backoffLimit": [3],
+    "spec.etcd": [{"image": "etcd:v3.5"}, {"template": {"spec": {"priorityClassName": "high"}}}],
+    "spec.rollout": ["Rolling"],
+    "spec.topology": [{}],
+    "spec.topology.nodeLabels": [[], ["topology.kubernetes.io/zone", "Rack_7", "a.b/c.d"]],
+    "spec.managedBy": ["kueue.x-k8s.io/multikueue"],
+    "spec.scheduling": [
+        {"queue": "team", "priorityClass": "base", "surplusPriorityClass": "low"},
+        {"queue": "team", "gang": "volcano"},
+        {"queue": "team", "priorityClass": "base", "gang": "coscheduling"},
+        {"gang": "native"},
+    ],
+    "spec.priorityClassName": ["high"],
+    "spec.schedulingPolicy": [{"minAvailable": 2}],
+    "spec.checkpoint": [{"claimName": "runs", "mountPath": "/data/runs"}],
+    "spec.failurePolicy.rules": [[{"onReasons": ["Evicted"], "action": "Restart"}]],
+    f"{WORKER}.restartPolicy": ["Always"],
+    f"{WORKER}.template.metadata": [{"labels": {"team": "vision"}}],
+    "status": [{"conditions": [{"type": "Running", "status": "True"}]}],
+}
+GOOD = [(path, value) for path, values in TAKEN.items() for value in values]
 
 
 @pytest.mark.parametrize(("path", "value"), GOOD)
@@ -234,91 +211,75 @@ def test_a_good_endpoint(endpoint: str) -> None:
 
 # ---------------------------------------------------------------- what is refused
 
+RULE, CONDITION = "spec.failurePolicy.rules.0", "status.conditions.0.status"
+EVICTED = {"onReasons": ["Evicted"]}
+ON_256 = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [256]}}
+# What is refused by the field that is set (or left out: ``...``), and by another one.
+REFUSED: dict[str, list[Any]] = {
+    "spec": [...],
+    "spec.replicaSpecs": [...],
+    "spec.replicaSpecs.Master": [{}],
+    f"{WORKER}.template": [...],
+    f"{WORKER}.template.spec.containers": [..., []],
+    f"{WORKER}.template.spec.containers.0.image": [...],
+    f"{WORKER}.restartPolicy": ["Sometimes"],
+    f"{WORKER}.replicas": [0, "2", 2**31],
+    f"{WORKER}.replica": [2],
+    "metadata.name": ["Digits", "a" * 51, "7-of-nine"],
+    "spec.minReplica": [1],
+    "spec.minReplicas": [0],
+    "spec.maxReplicas": [0],
+    "spec.rdzvEndpoint": [
+        *("", "host 2379", "c10d://host:29400"),
+        *("etcd://me:secret@host:2379", "me:secret@host:2379"),
+    ],
+    "spec.rdzvBackend": ["zookeeper", "etcd"],  # the latter: of the controller's own etcd
+    "spec.rdzvId": ["a/b"],
+    "spec.nprocPerNode": [0, "many", 1.5],
+    "spec.spares": [-1],
+    "spec.maxRestarts": [-1],
+    "spec.suspend": ["yes"],
+    "spec.rollout": ["Sometimes"],
+    "spec.topology.nodeLabels": ["rack", ["rack"] * 9],
+    "spec.managedBy": ["somebody", f"a/{'b' * 62}"],
+    "spec.priorityClassName": ["High one"],
+    "spec.scheduling": [
+        {"priorityClass": "base"},
+        {"queue": "q", "gang": "kai", "priorityClass": "b"},
+    ],
+    "spec.cleanPodPolicy": ["Some"],
+    "spec.ttlSecondsAfterFinished": [-1],
+    "spec.activeDeadlineSeconds": [0],
+    "spec.backoffLimit": [-1],
+    "spec.checkpoint": [
+        {},
+        {"claimName": "a", "url": "s3://b"},
+        {"url": "s3://b", "mountPath": "/b"},
+    ],
+    "spec.etcd": [{"tls": {"secretName": "tls"}}],
+    "spec.failurePolicy.rules": [[]],
+}
 BAD: list[tuple[str, Any, str]] = [
-    ("spec", ..., "spec"),
-    ("spec.replicaSpecs", ..., "spec.replicaSpecs"),
+    *((path, value, path) for path, values in REFUSED.items() for value in values),
     ("spec.replicaSpecs", {}, WORKER),
-    ("spec.replicaSpecs.Master", {}, "spec.replicaSpecs.Master"),
-    (f"{WORKER}.template", ..., f"{WORKER}.template"),
     (f"{WORKER}.template", {}, f"{WORKER}.template.spec"),
-    (f"{WORKER}.template.spec.containers", ..., f"{WORKER}.template.spec.containers"),
-    (f"{WORKER}.template.spec.containers", [], f"{WORKER}.template.spec.containers"),
-    (
-        f"{WORKER}.template.spec.containers.0.image",
-        ...,
-        f"{WORKER}.template.spec.containers.0.image",
-    ),
-    (f"{WORKER}.restartPolicy", "Sometimes", f"{WORKER}.restartPolicy"),
-    (f"{WORKER}.replicas", 0, f"{WORKER}.replicas"),
-    (f"{WORKER}.replicas", "2", f"{WORKER}.replicas"),
-    (f"{WORKER}.replicas", 2**31, f"{WORKER}.replicas"),
-    (f"{WORKER}.replica", 2, f"{WORKER}.replica"),
-    ("metadata.name", "Digits", "metadata.name"),
-    ("metadata.name", "a" * 51, "metadata.name"),
-    ("metadata.name", "7-of-nine", "metadata.name"),
-    ("spec.minReplica", 1, "spec.minReplica"),
-    ("spec.minReplicas", 0, "spec.minReplicas"),
-    ("spec.maxReplicas", 0, "spec.maxReplicas"),
-    ("spec.rdzvEndpoint", "", "spec.rdzvEndpoint"),
-    ("spec.rdzvEndpoint", "host 2379", "spec.rdzvEndpoint"),
-    ("spec.rdzvEndpoint", "etcd://me:secret@host:2379", "spec.rdzvEndpoint"),
-    ("spec.rdzvEndpoint", "me:secret@host:2379", "spec.rdzvEndpoint"),
-    ("spec.rdzvEndpoint", "c10d://host:29400", "spec.rdzvEndpoint"),
-    ("spec.rdzvBackend", "zookeeper", "spec.rdzvBackend"),
-    ("spec.rdzvBackend", "etcd", "spec.rdzvBackend"),  # of the controller's own etcd
-    ("spec.rdzvId", "a/b", "spec.rdzvId"),
-    ("spec.nprocPerNode", 0, "spec.nprocPerNode"),
-    ("spec.nprocPerNode", "many", "spec.nprocPerNode"),
-    ("spec.nprocPerNode", 1.5, "spec.nprocPerNode"),
-    ("spec.spares", -1, "spec.spares"),
-    ("spec.maxRestarts", -1, "spec.maxRestarts"),
-    ("spec.suspend", "yes", "spec.suspend"),
-    ("spec.rollout", "Sometimes", "spec.rollout"),
-    ("spec.topology.nodeLabels", "rack", "spec.topology.nodeLabels"),
-    ("spec.topology.nodeLabels", ["rack"] * 9, "spec.topology.nodeLabels"),
     ("spec.topology.nodeLabels", ["zone", "a/b/c"], "spec.topology.nodeLabels.1"),
     ("spec.topology.nodeLabels", ["r" * 64], "spec.topology.nodeLabels.0"),
     ("spec.topology.nodeLabels", [""], "spec.topology.nodeLabels.0"),
-    ("spec.managedBy", "somebody", "spec.managedBy"),
-    ("spec.priorityClassName", "High one", "spec.priorityClassName"),
     ("spec.scheduling", {"queue": "Team A"}, "spec.scheduling.queue"),
     ("spec.scheduling", {"queue": "a" * 64}, "spec.scheduling.queue"),
     ("spec.scheduling", {"gang": "all"}, "spec.scheduling.gang"),
     ("spec.scheduling", {"que": "team"}, "spec.scheduling.que"),
-    ("spec.scheduling", {"priorityClass": "base"}, "spec.scheduling"),
-    ("spec.scheduling", {"queue": "q", "gang": "kai", "priorityClass": "b"}, "spec.scheduling"),
-    ("spec.cleanPodPolicy", "Some", "spec.cleanPodPolicy"),
-    ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished"),
-    ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds"),
-    ("spec.backoffLimit", -1, "spec.backoffLimit"),
-    ("spec.checkpoint", {}, "spec.checkpoint"),
-    ("spec.checkpoint", {"claimName": "a", "url": "s3://b"}, "spec.checkpoint"),
-    ("spec.checkpoint", {"url": "s3://b", "mountPath": "/b"}, "spec.checkpoint"),
     ("spec.checkpoint", {"url": "b"}, "spec.checkpoint.url"),
     ("spec.checkpoint", {"url": "s3://me:secret@b"}, "spec.checkpoint.url"),
     ("spec.checkpoint", {"claimName": "a", "mountPath": "b"}, "spec.checkpoint.mountPath"),
-    ("spec.etcd", {"tls": {"secretName": "tls"}}, "spec.etcd"),
     ("spec.etcd", {"auth": {}}, "spec.etcd.auth.secretName"),
     ("spec.etcd", {"template": {"nodeSelector": {}}}, "spec.etcd.template.nodeSelector"),
-    ("spec.managedBy", f"a/{'b' * 62}", "spec.managedBy"),
     ("spec.failurePolicy", {}, "spec.failurePolicy.rules"),
-    ("spec.failurePolicy.rules", [], "spec.failurePolicy.rules"),
-    ("spec.failurePolicy.rules", [{"action": "FailJob"}], "spec.failurePolicy.rules.0"),
-    (
-        "spec.failurePolicy.rules",
-        [{"action": "Explode", "onReasons": ["Evicted"]}],
-        "spec.failurePolicy.rules.0.action",
-    ),
-    (
-        "spec.failurePolicy.rules",
-        [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [256]}}],
-        "spec.failurePolicy.rules.0.onExitCodes.values.0",
-    ),
-    (
-        "status",
-        {"conditions": [{"type": "Running", "status": "yes"}]},
-        "status.conditions.0.status",
-    ),
+    ("spec.failurePolicy.rules", [{"action": "FailJob"}], RULE),
+    ("spec.failurePolicy.rules", [{**EVICTED, "action": "Explode"}], f"{RULE}.action"),
+    ("spec.failurePolicy.rules", [ON_256], f"{RULE}.onExitCodes.values.0"),
+    ("status", {"conditions": [{"type": "Running", "status": "yes"}]}, CONDITION),
 ]
 
 

@@ -18,10 +18,8 @@ from tests.unit.deploy.files import CHART, DEPLOY, ROOT, SAMPLES, Object, identi
 from tests.unit.deploy.rendering import charted, kustomized, with_component
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 CONTROLLER = [each for file in (DEPLOY / "controller").glob("*.yaml") for each in objects(file)]
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -79,6 +77,15 @@ def test_a_file_says_what_it_is_for(file: Any) -> None:
     assert templated or file.read_text().startswith("#") or file.name == "Chart.yaml"
 
 
+def assert_restricted(pod: Object, **more: Any) -> None:
+    """It may run where only restricted pods may; ``more`` is in each container's context, too."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    least = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {**least, **more}
+
+
 def pods(manifest: Object) -> list[Object]:
     if manifest["kind"] == "Pod":
         return [manifest["spec"]]
@@ -96,15 +103,9 @@ def pods(manifest: Object) -> list[Object]:
     ],
 )
 def test_our_pods_have_no_rights_that_they_do_not_need(pod: Object) -> None:
-    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert_restricted(pod, readOnlyRootFilesystem=True)
     assert pod["securityContext"]["runAsUser"] > 0
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        }
         assert container["resources"]["limits"]["memory"]
         assert container["readinessProbe"]
     needs_the_api = pod.get("serviceAccountName") == "elastic-controller"
@@ -113,21 +114,14 @@ def test_our_pods_have_no_rights_that_they_do_not_need(pod: Object) -> None:
 
 def test_the_digits_run_where_only_restricted_pods_may() -> None:
     [job] = jobs(SAMPLES / "digits.yaml")
-    pod = job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
+    assert_restricted(job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"])
 
 
 # ---------------------------------------------------------------- the controller
 
 
 def test_the_controller_is_probed_and_told_apart() -> None:
-    [container] = the("Deployment", CONTROLLER)["spec"]["template"]["spec"]["containers"]
+    container = container_of(CONTROLLER)
     assert container["command"] == ["python", "-m", "elastic_runtime.controller"]
     [port] = container["ports"]
     assert f"--liveness-port={port['containerPort']}" in container["args"]
@@ -156,14 +150,28 @@ def test_the_version_is_that_of_the_package() -> None:
     [version] = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == version
-    [container] = the("Deployment", CONTROLLER)["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"elastic-runtime-controller:{version}"
+    assert container_of(CONTROLLER)["image"] == f"elastic-runtime-controller:{version}"
     ours = {
         image
         for file in SAMPLES.rglob("*.yaml")
         for image in re.findall(r"image: (elastic-runtime\S*)", file.read_text())
     }
     assert ours == {f"elastic-runtime-worker:{version}", f"elastic-runtime-worker:{version}-cuda"}
+
+
+def container_of(manifests: list[Object]) -> Object:
+    """That of the controller."""
+    [container] = the("Deployment", manifests)["spec"]["template"]["spec"]["containers"]
+    found: Object = container
+    return found
+
+
+def assert_namespaced(made: list[Object], namespace: str) -> None:
+    """Nothing of an installation is the cluster's, or has rights beyond its namespace."""
+    assert {each["kind"] for each in made}.isdisjoint(OF_THE_CLUSTER)
+    assert {each["metadata"]["namespace"] for each in made} == {namespace}
+    assert "--namespace=$(POD_NAMESPACE)" in container_of(made)["args"]
+    assert the("Role", made)["rules"] == the("ClusterRole", CONTROLLER)["rules"]
 
 
 # ---------------------------------------------------------------- kustomize
@@ -177,11 +185,7 @@ def test_the_overlay_for_a_namespace_needs_no_rights_in_the_cluster() -> None:
     made = kustomized("namespaced")
     for each in made:
         kubernetes_validate.validate(each, "1.34", strict=True)
-    assert {each["kind"] for each in made}.isdisjoint(OF_THE_CLUSTER)
-    assert {each["metadata"]["namespace"] for each in made} == {"elastic-job"}
-    [container] = the("Deployment", made)["spec"]["template"]["spec"]["containers"]
-    assert "--namespace=$(POD_NAMESPACE)" in container["args"]
-    assert the("Role", made)["rules"] == the("ClusterRole", CONTROLLER)["rules"]
+    assert_namespaced(made, "elastic-job")
 
 
 # What the controller may do beyond the rest when it tells pods the labels of their nodes.
@@ -190,8 +194,8 @@ OF_TOPOLOGY = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
 
 def labels_of_nodes(manifests: list[Object]) -> list[str]:
     """What an installation sets the controller to, by its environment."""
-    [container] = the("Deployment", manifests)["spec"]["template"]["spec"]["containers"]
-    return [e["value"] for e in container["env"] if e["name"] == "ELASTIC_TOPOLOGY_LABELS"]
+    environment = container_of(manifests)["env"]
+    return [e["value"] for e in environment if e["name"] == "ELASTIC_TOPOLOGY_LABELS"]
 
 
 def test_the_component_for_topology_adds_labels_and_the_rights_for_them(tmp_path: Path) -> None:
@@ -227,12 +231,7 @@ def test_the_chart_is_the_plain_installation() -> None:
 
 
 def test_the_chart_for_a_namespace() -> None:
-    made = charted("team", namespaced=True)
-    assert {each["kind"] for each in made}.isdisjoint(OF_THE_CLUSTER)
-    assert {each["metadata"]["namespace"] for each in made} == {"team"}
-    assert the("Role", made)["rules"] == the("ClusterRole", CONTROLLER)["rules"]
-    [container] = the("Deployment", made)["spec"]["template"]["spec"]["containers"]
-    assert "--namespace=$(POD_NAMESPACE)" in container["args"]
+    assert_namespaced(charted("team", namespaced=True), "team")
 
 
 def test_the_chart_adds_labels_of_nodes_and_the_rights_for_them() -> None:

@@ -27,14 +27,7 @@ ROUND_IT = [
 ]
 SOURCES = [*DECIDE, *ROUND_IT]
 # Which argument of a call is a reason.
-CALLS = {
-    "set_condition": 2,
-    "add_event": 0,
-    "Problem": 0,
-    "PodEnd": 1,
-    "_end_job": 2,
-    "forget": 1,
-}
+CALLS = {"set_condition": 2, "add_event": 0, "Problem": 0, "PodEnd": 1, "_end_job": 2, "forget": 1}
 # What stands for a reason that is found elsewhere: passed on, or one of Kubernetes' own.
 PASSED_ON = {
     *("reason", "kind", "problem.reason", "end.reason", "stuck[0].reason", "pod.reason"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import kubernetes_validate
 import pytest
 
+from elastic_runtime.controller.decide import etcd_manifests, manifests
 from elastic_runtime.controller.spec.job_spec import InvalidSpec, JobSpec
 from tests.unit.deploy import structural
 from tests.unit.deploy.admission import OPEN, elasticjob
-from tests.unit.deploy.test_crd import ALL_JOBS, BAD, GOOD, WORKER, changed, smallest
+from tests.unit.deploy.test_crd import ALL_JOBS, BAD, GOOD, ON_256, WORKER, changed, smallest
 
 if TYPE_CHECKING:
     from tests.unit.deploy.files import Object
@@ -31,10 +33,7 @@ LENIENT: list[tuple[str, Any]] = [
     ("spec.scheduling", {"que": "team"}),
     ("spec.failurePolicy", {}),
     ("spec.failurePolicy.rules", []),
-    (
-        "spec.failurePolicy.rules",
-        [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [256]}}],
-    ),
+    ("spec.failurePolicy.rules", [ON_256]),
 ]
 STRICT = [case for case in BAD if case[:2] not in LENIENT and not case[2].startswith("status")]
 
@@ -65,7 +64,16 @@ class Read(dict[str, Any]):
 
 @pytest.mark.parametrize("job", ALL_JOBS)
 def test_a_sample(job: Object) -> None:
-    assert JobSpec.of(job) == JobSpec.of(elasticjob().completed(job))
+    spec = JobSpec.of(job)
+    assert spec == JobSpec.of(elasticjob().completed(job))
+    for manifest in (
+        manifests.worker_pod(spec, 0, 0, spec.endpoint or "10.0.0.7:2379", (1, 2)),
+        manifests.worker_service(spec),
+        manifests.disruption_budget(spec),
+        etcd_manifests.etcd_pod(spec),
+        etcd_manifests.etcd_service(spec),
+    ):
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
 @pytest.mark.parametrize(("path", "value"), GOOD)

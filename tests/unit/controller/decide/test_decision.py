@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_runtime.controller.decide.job_types import (
-    AgentReport,
-    ApplyManifest,
-    CreatePod,
-)
+from elastic_runtime.controller.decide.job_types import ApplyManifest, CreatePod
 from elastic_runtime.kubernetes.api_times import parse_time
 from tests.unit.controller.jobs import CLASSIC, UID, job
-from tests.unit.controller.simulated import BEGINNING, Cluster, running
+from tests.unit.controller.simulated import BEGINNING, Cluster, begun, running
 
 # ---------------------------------------------------------------- the beginning
 
@@ -32,13 +28,11 @@ def test_a_new_job_gets_its_store_first_and_then_all_its_pods() -> None:
     cluster.services["digits-etcd"] = "10.0.0.9"
     plan = cluster.step()
     assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [0, 1, 2]
-    args = cluster.manifests["digits-worker-0"]["spec"]["containers"][0]["args"]
-    assert "--rdzv_endpoint=10.0.0.9:2379" in args
+    assert "--rdzv_endpoint=10.0.0.9:2379" in cluster.worker(0)["args"]
 
 
 def test_a_classic_job_brings_its_own_store() -> None:
-    cluster = Cluster(CLASSIC)
-    cluster.settle()
+    cluster = begun(CLASSIC)
     assert cluster.indices == [0, 1]
     assert cluster.etcd is None
     assert list(cluster.services) == ["imagenet"]
@@ -56,22 +50,12 @@ def test_created_and_start_time_are_set() -> None:
     assert "Accepted" in cluster.reasons()
 
 
-def test_replicas_that_are_left_out_are_the_minimum() -> None:
-    cluster = Cluster(job(replicas=None, minReplicas=2))
-    cluster.settle()
-    assert cluster.indices == [0, 1]
-
-
 def test_nothing_waits_for_pods_above_the_minimum() -> None:
-    cluster = Cluster(job(replicas=4, minReplicas=2))
-    cluster.settle()
-    cluster.run(0)
-    cluster.settle()
+    cluster = begun(job(replicas=4, minReplicas=2))
+    cluster.run(0).settle()
     assert not cluster.holds("Running")
     assert "1 of 4 pods run, 2 are needed" in cluster.condition("Running")["message"]
-    cluster.run(1)
-    cluster.change(3, unschedulable="0/3 nodes are available")
-    cluster.settle()
+    cluster.run(1).change(3, unschedulable="0/3 nodes are available").settle()
     assert cluster.holds("Running")
     assert cluster.indices == [0, 1, 2, 3]  # the others join later
     assert not cluster.reasons("Warning")
@@ -79,59 +63,40 @@ def test_nothing_waits_for_pods_above_the_minimum() -> None:
     assert worker == {"active": 4, "ready": 2, "pending": 2, "succeeded": 0, "failed": 0}
 
 
-def test_running_is_what_agents_say_where_they_say_it() -> None:
-    cluster = running()
-    other = Cluster(job())
-    other.settle()
-    other.run()
-    other.report = AgentReport(f"{UID}-0", restarts={})
-    other.settle()
-    assert other.condition("Running")["reason"] == "Rendezvous"
-    other.report = AgentReport(f"{UID}-0", round=1, world=4, step=7, checkpoint_step=5, ready=True)
-    other.settle()
-    assert other.holds("Running")
-    assert [other.status[name] for name in ("round", "worldSize", "step")] == [1, 4, 7]
-    assert other.status["lastCheckpointStep"] == 5
-    other.report = AgentReport(f"{UID}-0")
-    other.settle()
-    assert not other.holds("Running")  # an agent that has just begun again
-    assert (other.status["round"], other.status["worldSize"]) == (1, 4)
-    assert "round" not in cluster.status
+def test_running_is_what_agents_say_where_they_say_it(cluster: Cluster) -> None:
+    cluster = begun(job())
+    cluster.run().say(run_id=f"{UID}-0", restarts={}).settle()
+    assert cluster.condition("Running")["reason"] == "Rendezvous"
+    cluster.say(run_id=f"{UID}-0", round=1, world=4, step=7, checkpoint_step=5, ready=True).settle()
+    assert cluster.holds("Running")
+    assert [cluster.status[name] for name in ("round", "worldSize", "step")] == [1, 4, 7]
+    assert cluster.status["lastCheckpointStep"] == 5
+    cluster.say(run_id=f"{UID}-0").settle()
+    assert not cluster.holds("Running")  # an agent that has just begun again
+    assert (cluster.status["round"], cluster.status["worldSize"]) == (1, 4)
 
 
-def test_a_newcomer_who_knows_nothing_makes_no_loss_count_twice() -> None:
-    cluster = running()
-    for report in (
-        AgentReport(f"{UID}-0", round=2, world=1, restarts={"lost": 1}, ready=True),
-        AgentReport(f"{UID}-0"),
-        AgentReport(f"{UID}-0", round=3, world=2, restarts={"lost": 1}, ready=True),
-    ):
-        cluster.report = report
-        cluster.settle()
+def test_a_newcomer_who_knows_nothing_makes_no_loss_count_twice(cluster: Cluster) -> None:
+    cluster.say(round=2, world=1, restarts={"lost": 1}, ready=True).settle()
+    cluster.say().settle()
+    cluster.say(round=3, world=2, restarts={"lost": 1}, ready=True).settle()
     assert cluster.status["restarts"]["lost"] == cluster.status["restartCount"] == 1
 
 
 def test_agents_are_given_time_to_report() -> None:
-    cluster = Cluster(job())
-    cluster.settle()
-    cluster.run(ago=0)
-    plan = cluster.settle()
+    cluster = begun(job())
+    plan = cluster.run(ago=0).settle()
     assert cluster.condition("Running")["reason"] == "Rendezvous"
     assert plan.wake_at == cluster.now + 15
-    cluster.now += 15  # a classic image, which never reports
-    cluster.settle()
+    cluster.wait(15).settle()  # a classic image, which never reports
     assert cluster.holds("Running")
 
 
-def test_steps_are_not_written_each_time() -> None:
-    cluster = running()
-    cluster.report = AgentReport(round=1, world=2, step=1, ready=True)
-    cluster.settle()
-    cluster.report = AgentReport(round=1, world=2, step=2, ready=True)
-    cluster.now += 5
-    assert cluster.settle().status["step"] == 1
-    cluster.now += 30
-    assert cluster.settle().status["step"] == 2
+def test_steps_are_not_written_each_time(cluster: Cluster) -> None:
+    cluster.say(round=1, world=2, step=1, ready=True).settle()
+    cluster.say(round=1, world=2, step=2, ready=True)
+    assert cluster.wait(5).settle().status["step"] == 1
+    assert cluster.wait(30).settle().status["step"] == 2
 
 
 # ---------------------------------------------------------------- size
@@ -139,8 +104,7 @@ def test_steps_are_not_written_each_time() -> None:
 
 def test_a_larger_size_is_one_operation() -> None:
     cluster = running(1)
-    cluster.edit(replicas=3)
-    plan = cluster.step()
+    plan = cluster.edit(replicas=3).step()
     assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [1, 2]
     assert [event.message for event in plan.events] == ["from 1 to 3 pods"]
     assert cluster.status["observedGeneration"] == 2
@@ -149,8 +113,7 @@ def test_a_larger_size_is_one_operation() -> None:
 
 def test_a_smaller_size_ends_the_highest_pods_at_once() -> None:
     cluster = running(4)
-    cluster.edit(replicas=2)
-    plan = cluster.step()
+    plan = cluster.edit(replicas=2).step()
     assert [each.name for each in plan.actions] == ["digits-worker-3", "digits-worker-2"]
     assert all(each.grace is None for each in plan.actions)  # what the pod says itself
     cluster.settle()
@@ -161,26 +124,19 @@ def test_a_smaller_size_ends_the_highest_pods_at_once() -> None:
 @pytest.mark.parametrize("before", [1, 2])
 def test_pods_that_run_are_kept_until_enough_run_below_them(before: int) -> None:
     cluster = running(4, minReplicas=before)
-    cluster.vanish(0)
-    cluster.edit(replicas=2, minReplicas=2)
-    cluster.settle()
+    cluster.vanish(0).edit(replicas=2, minReplicas=2).settle()
     assert cluster.indices == [0, 1, 2]
-    cluster.run()
-    cluster.settle()
+    cluster.run().settle()
     assert cluster.indices == [0, 1]
 
 
-def test_a_size_that_comes_back_waits_for_the_name() -> None:
-    cluster = running(2)
-    cluster.edit(replicas=1)
-    cluster.settle()
-    cluster.edit(replicas=2)
-    cluster.settle()
+def test_a_size_that_comes_back_waits_for_the_name(cluster: Cluster) -> None:
+    cluster.edit(replicas=1).settle()
+    cluster.edit(replicas=2).settle()
     assert [pod.deleting for pod in cluster.pods.values()] == [False, True]
     assert not cluster.holds("Restarting")  # as it was asked to
     assert "PodReplaced" not in cluster.reasons()
-    cluster.vanish()
-    cluster.settle()
+    cluster.vanish().settle()
     assert cluster.indices == [0, 1]
 
 
@@ -189,86 +145,66 @@ def test_spares_are_kept_beyond_the_maximum(replicas: int, pods: int) -> None:
     assert len(running(replicas, spares=2).indices) == pods
 
 
-def test_bounds_that_change_hold_when_no_pod_of_the_old_ones_is_left() -> None:
-    cluster = running(2)
-    cluster.edit(maxReplicas=6, replicas=3)
-    cluster.settle()
-    args = cluster.manifests["digits-worker-2"]["spec"]["containers"][0]["args"]
-    assert "--nnodes=1:4" in args
+def test_bounds_that_change_hold_when_no_pod_of_the_old_ones_is_left(cluster: Cluster) -> None:
+    cluster.edit(maxReplicas=6, replicas=3).settle()
+    assert "--nnodes=1:4" in cluster.worker(2)["args"]
     assert "BoundsKept" in cluster.reasons()
     for suspend in (True, False):
-        cluster.edit(suspend=suspend)
-        cluster.settle()
-        cluster.vanish()
-        cluster.settle()
-    args = cluster.manifests["digits-worker-0"]["spec"]["containers"][0]["args"]
-    assert "--nnodes=1:6" in args
+        cluster.edit(suspend=suspend).settle()
+        cluster.vanish().settle()
+    assert "--nnodes=1:6" in cluster.worker(0)["args"]
 
 
 def test_pods_go_on_with_the_minimum_that_they_were_launched_with() -> None:
     cluster = running(3)
-    cluster.edit(minReplicas=3)
-    cluster.vanish(2)
-    cluster.settle()
+    cluster.edit(minReplicas=3).vanish(2).settle()
     assert cluster.holds("Running")  # the agents train with two
     other = running(3, minReplicas=3)
-    other.edit(minReplicas=1, replicas=1)
-    other.settle()
+    other.edit(minReplicas=1, replicas=1).settle()
     assert other.indices == [0, 1, 2]  # with fewer they would wait for ever
 
 
 def test_the_disruption_budget_follows_the_minimum() -> None:
     cluster = running(3)
-    cluster.edit(minReplicas=2)
-    cluster.settle()
+    cluster.edit(minReplicas=2).settle()
     assert cluster.pdb == 2
 
 
 # ---------------------------------------------------------------- suspend and resume
 
 
-def test_suspending_drains_to_nothing_and_resuming_goes_on() -> None:
-    cluster = running(2)
-    cluster.edit(suspend=True)
-    cluster.settle()
+def test_suspending_drains_to_nothing_and_resuming_goes_on(cluster: Cluster) -> None:
+    cluster.edit(suspend=True).settle()
     assert not cluster.holds("Suspended")  # they are saving
     assert cluster.condition("Running")["reason"] == "Suspending"
     assert cluster.etcd
-    cluster.vanish()
-    cluster.settle()
+    cluster.vanish().settle()
     assert cluster.holds("Suspended")
     assert "startTime" not in cluster.status
     assert cluster.etcd is None
     assert cluster.pdb is None
-    cluster.now += 100
-    cluster.edit(suspend=False)
-    cluster.settle()
+    cluster.wait(100).edit(suspend=False).settle()
     assert not cluster.holds("Suspended")
     assert cluster.indices == [0, 1]
     assert cluster.status["attempt"] == 0
     assert parse_time(cluster.status["startTime"]) == cluster.now
     assert not cluster.holds("Restarting")
-    assert [reason for reason in cluster.reasons() if reason in ("Suspended", "Resumed")] == [
-        "Suspended",
-        "Resumed",
-    ]
+    told = [reason for reason in cluster.reasons() if reason in ("Suspended", "Resumed")]
+    assert told == ["Suspended", "Resumed"]
 
 
 def test_resuming_before_the_last_pod_is_gone_restarts_nothing() -> None:
     cluster = running(1)
     for suspend in (True, False):
-        cluster.edit(suspend=suspend)
-        cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+        cluster.edit(suspend=suspend).settle()
+    cluster.vanish().settle()
     assert cluster.indices == [0]
     assert not cluster.holds("Restarting")
     assert cluster.status["restartCount"] == 0
 
 
 def test_a_job_can_begin_suspended() -> None:
-    cluster = Cluster(job(suspend=True))
-    cluster.settle()
+    cluster = begun(job(suspend=True))
     assert cluster.holds("Created")
     assert cluster.holds("Suspended")
     assert "startTime" not in cluster.status
@@ -277,9 +213,7 @@ def test_a_job_can_begin_suspended() -> None:
 
 def test_a_success_counts_though_the_job_is_suspended() -> None:
     cluster = running(1)
-    cluster.end(0, 0)
-    cluster.edit(suspend=True)
-    cluster.settle()
+    cluster.end(0, 0).edit(suspend=True).settle()
     assert cluster.holds("Succeeded")
 
 
@@ -288,6 +222,4 @@ def test_a_job_that_somebody_else_manages_is_left_alone() -> None:
     plan = cluster.step()
     assert (plan.actions, plan.events, plan.status) == ((), (), {})
     assert "multikueue" in plan.reason
-    ours = Cluster(job(managedBy="elastic.pytorch.org/controller"))
-    ours.settle()
-    assert ours.indices == [0, 1]
+    assert begun(job(managedBy="elastic.pytorch.org/controller")).indices == [0, 1]

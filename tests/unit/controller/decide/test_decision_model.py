@@ -5,7 +5,6 @@ The rules themselves are checked by ``simulated.Cluster`` at each plan.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from elastic_runtime.controller.decide.job_types import (
     FAILED,
     PENDING,
     RUNNING,
-    AgentReport,
     EtcdView,
     PodView,
     Problem,
@@ -40,6 +38,22 @@ RULES: list[dict[str, Any]] = [
     {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [42]}},
     {"action": "FailJob", "onReasons": ["OOMKilled"]},
 ]
+POLICIES = st.sampled_from(["OnFailure", "Always", "ExitCode", "Never"])
+SPECS = st.fixed_dictionaries(
+    {
+        "worker": st.fixed_dictionaries({"restartPolicy": POLICIES}),
+        "cleanPodPolicy": st.sampled_from(["All", "Running", "None"]),
+        "backoffLimit": st.integers(0, 3),
+        "spares": st.integers(0, 2),
+        "activeDeadlineSeconds": st.sampled_from([None, 300]),
+        "ttlSecondsAfterFinished": st.sampled_from([None, 30]),
+        "failurePolicy": st.sampled_from([{"rules": []}, {"rules": RULES}]),
+        "rdzvEndpoint": st.sampled_from([None, "etcd:2379"]),
+        "rollout": st.sampled_from(["OnRecreate", "Rolling"]),
+        "topology": st.sampled_from([None, {"nodeLabels": ["rack"]}]),
+        "scheduling": st.sampled_from([None, *QUEUES]),
+    }
+)
 
 
 class Life(RuleBasedStateMachine):
@@ -49,55 +63,15 @@ class Life(RuleBasedStateMachine):
         low=SIZES,
         more=st.integers(0, 3),
         over=st.integers(0, 3),
-        policy=st.sampled_from(["OnFailure", "Always", "ExitCode", "Never"]),
-        clean=st.sampled_from(["All", "Running", "None"]),
-        backoff=st.integers(0, 3),
-        spares=st.integers(0, 2),
-        deadline=st.sampled_from([None, 300]),
-        ttl=st.sampled_from([None, 30]),
-        rules=st.sampled_from([[], RULES]),
-        endpoint=st.sampled_from([None, "etcd:2379"]),
+        spec=SPECS,
         address=st.sampled_from(["", "10.0.0.7"]),
-        rollout=st.sampled_from(["OnRecreate", "Rolling"]),
-        labels=st.sampled_from([None, ["rack"]]),
         etcd_starts=st.booleans(),
-        scheduling=st.sampled_from([None, *QUEUES]),
     )
     def submit(
-        self,
-        low: int,
-        more: int,
-        over: int,
-        policy: str,
-        clean: str,
-        backoff: int,
-        spares: int,
-        deadline: int | None,
-        ttl: int | None,
-        rules: list[Any],
-        endpoint: str | None,
-        address: str,
-        rollout: str,
-        labels: list[str] | None,
-        etcd_starts: bool,
-        scheduling: dict[str, str] | None,
+        self, low: int, more: int, over: int, spec: dict[str, Any], address: str, etcd_starts: bool
     ) -> None:
-        made = job(
-            replicas=low + min(over, more),
-            minReplicas=low,
-            maxReplicas=low + more,
-            worker={"restartPolicy": policy},
-            cleanPodPolicy=clean,
-            backoffLimit=backoff,
-            spares=spares,
-            activeDeadlineSeconds=deadline,
-            ttlSecondsAfterFinished=ttl,
-            failurePolicy={"rules": rules},
-            rdzvEndpoint=endpoint,
-            rollout=rollout,
-            scheduling=scheduling,
-            topology={"nodeLabels": labels},
-        )
+        sizes = {"replicas": low + min(over, more), "minReplicas": low, "maxReplicas": low + more}
+        made = job(**sizes, **spec)
         self.cluster = Cluster(made, address, etcd_starts)
         self.away = False
 
@@ -191,9 +165,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(ready=st.booleans(), reason=st.sampled_from(["", "ImagePullBackOff"]))
     def etcd_is_slow_or_ready(self, ready: bool, reason: str) -> None:
-        if etcd := self.cluster.etcd:
-            why = "" if ready else reason
-            self.cluster.etcd = replace(etcd, ready=ready, waiting_reason=why)
+        if self.cluster.etcd:
+            self.cluster.change_etcd(ready=ready, waiting_reason="" if ready else reason)
 
     @rule(pick=st.integers(0, 9), node=st.sampled_from(["a", "b"]))
     def a_pod_and_etcd_are_placed(self, pick: int, node: str) -> None:
@@ -201,7 +174,7 @@ class Life(RuleBasedStateMachine):
         if pod and not pod.gates:
             self.cluster.change(pod.index, node=node)
         if self.cluster.etcd:
-            self.cluster.etcd = replace(self.cluster.etcd, node="a")
+            self.cluster.change_etcd(node="a")
 
     @rule(tag=st.integers(1, 3))
     def change_image_of_etcd(self, tag: int) -> None:
@@ -222,10 +195,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3), step=st.integers(-1, 99), lost=st.integers(0, 3))
     def agents_report(self, number: int, step: int, lost: int) -> None:
-        restarts, nodes = {"lost": lost, "planned": 1}, len(self.cluster.pods) if number else 0
-        self.cluster.report = AgentReport(
-            "", number, 2 * number, step, -1, restarts, number > 0, nodes
-        )
+        said = {"round": number, "world": 2 * number, "step": step, "ready": number > 0}
+        nodes = len(self.cluster.pods) if number else 0
+        self.cluster.say(**said, restarts={"lost": lost, "planned": 1}, nodes=nodes)
 
     @rule()
     def agents_are_out_of_reach(self) -> None:
@@ -246,10 +218,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(tag=st.integers(1, 3), cpu=st.sampled_from(["1", "1", "2"]))
     def change_template(self, tag: int, cpu: str) -> None:
-        worker = self.cluster.job["spec"]["replicaSpecs"]["Worker"]
-        container = worker["template"]["spec"]["containers"][0]
-        container |= {"image": f"img:{tag}", "resources": {"requests": {"cpu": cpu}}}
-        self.cluster.edit()
+        resources = {"requests": {"cpu": cpu}}
+        self.cluster.change_template(image=f"img:{tag}", resources=resources)
 
     @rule(suspend=st.booleans())
     def suspend(self, suspend: bool) -> None:
@@ -279,7 +249,7 @@ class Life(RuleBasedStateMachine):
             self.services_have_addresses()
             cluster.admit()
             if cluster.etcd:
-                cluster.etcd = replace(cluster.etcd, ready=True, waiting_reason="")
+                cluster.change_etcd(ready=True, waiting_reason="")
             for pod in list(cluster.pods.values()):
                 if pod.phase == PENDING:
                     cluster.change(pod.index, unschedulable="", waiting_reason="")
@@ -303,10 +273,8 @@ class Life(RuleBasedStateMachine):
         elif cluster.status["memory"].get("done"):
             assert any(pod.runs for pod in cluster.pods.values())  # they end by themselves
         else:
-            assert (
-                len([pod for pod in cluster.pods.values() if pod.runs])
-                >= (cluster.job["spec"]["minReplicas"])
-            )
+            run = sum(pod.runs for pod in cluster.pods.values())
+            assert run >= cluster.job["spec"]["minReplicas"]
             assert cluster.holds("Running")
             assert not cluster.holds("Restarting")
 

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from elastic_runtime.controller.decide.job_types import (
-    AgentReport,
-    EtcdView,
-    PodView,
-    Problem,
-)
-from tests.unit.controller.jobs import CLASSIC, job
-from tests.unit.controller.simulated import Cluster, running
+import pytest
+
+from elastic_runtime.controller.decide.job_types import PodView, Problem
+from tests.unit.controller.jobs import CLASSIC, job, template_of
+from tests.unit.controller.simulated import Cluster, begun, running
+
+POD = "spec.replicaSpecs.Worker.template.spec"
 
 # ---------------------------------------------------------------- what keeps it from running
 
 
 def test_an_invalid_spec_is_told_with_its_field_and_can_be_mended() -> None:
-    cluster = Cluster(job(minReplicas=5))
-    cluster.settle()
-    created = cluster.condition("Created")
-    assert (created["status"], created["reason"]) == ("False", "InvalidSpec")
-    assert created["message"].startswith("spec.minReplicas: ")
+    cluster = begun(job(minReplicas=5))
+    cluster.expect("Created", False, "InvalidSpec", "spec.minReplicas: ")
     assert not cluster.holds("Running")
     assert cluster.reasons("Warning") == ["InvalidSpec"]
-    cluster.edit(minReplicas=1)
-    cluster.settle()
+    cluster.edit(minReplicas=1).settle()
     assert cluster.holds("Created")
     assert cluster.indices == [0, 1]
 
 
-def test_what_runs_runs_on_under_an_invalid_spec() -> None:
-    cluster = running(2)
+def test_what_runs_runs_on_under_an_invalid_spec(cluster: Cluster) -> None:
     cluster.edit(minReplicas=9)
     assert not cluster.settle().actions
     assert cluster.holds("Running")
@@ -38,147 +32,104 @@ def test_what_runs_runs_on_under_an_invalid_spec() -> None:
 
 def test_an_invalid_spec_hides_no_pods_that_are_missing() -> None:
     cluster = running(2, minReplicas=2, maxReplicas=2)
-    cluster.edit(minReplicas=1, maxReplicas=1)
-    cluster.vanish(1)
-    cluster.settle()
+    cluster.edit(minReplicas=1, maxReplicas=1).vanish(1).settle()
     assert cluster.condition("Running")["reason"] == "InvalidSpec"
 
 
-def test_an_ended_job_is_cleaned_up_whatever_its_spec_says_now() -> None:
-    cluster = running(2)
-    cluster.end(0, 1)
-    cluster.step()
-    cluster.edit(minReplicas=9)
-    cluster.settle()
+def test_an_ended_job_is_cleaned_up_whatever_its_spec_says_now(cluster: Cluster) -> None:
+    cluster.end(0, 1).step()
+    cluster.edit(minReplicas=9).settle()
     assert cluster.indices == [0]
-    cluster.vanish()
-    cluster.settle()
+    cluster.vanish().settle()
     assert (cluster.etcd, cluster.services) == (None, {})
 
 
 def test_an_image_that_cannot_be_pulled_is_told_with_its_field() -> None:
-    cluster = Cluster(job(replicas=2))
-    cluster.settle()
+    cluster = begun(job(replicas=2))
     for reason in ("ErrImagePull", "ImagePullBackOff", "ErrImagePull"):
         for index in (0, 1):
             cluster.change(index, waiting_reason=reason, waiting_message=f"{reason}: …")
         cluster.settle()
-    told = cluster.condition("Running")
-    assert (told["status"], told["reason"]) == ("False", "ImagePullFailed")
-    assert "spec.replicaSpecs.Worker.template.spec.containers[0].image" in told["message"]
-    assert "'img:1'" in told["message"]
+    cluster.expect("Running", False, "ImagePullFailed", f"{POD}.containers[0].image", "'img:1'")
     assert cluster.reasons("Warning") == ["ImagePullFailed"]
 
 
 def test_a_secret_that_may_be_missing_is_told_with_its_field() -> None:
-    made = job(rdzvEndpoint="etcd:2379", etcd={"tls": {"secretName": "certs"}})
-    cluster = Cluster(made)
-    cluster.settle()
+    cluster = begun(job(rdzvEndpoint="etcd:2379", etcd={"tls": {"secretName": "certs"}}))
     for index in (0, 1):
         cluster.change(index, waiting_reason="ContainerCreating", created_at=cluster.now)
     assert cluster.settle().wake_at == cluster.now + 60
     assert not cluster.reasons("Warning")
-    cluster.now += 60
-    cluster.settle()
-    told = cluster.condition("Running")
-    assert (told["status"], told["reason"]) == ("False", "PodsNotStarting")
-    assert "spec.etcd.tls.secretName" in told["message"]
-    assert "'certs'" in told["message"]
+    cluster.wait(60).settle()
+    cluster.expect("Running", False, "PodsNotStarting", "spec.etcd.tls.secretName", "'certs'")
 
 
-def test_a_secret_that_the_kubelet_misses_is_told_with_its_field() -> None:
-    made = job(rdzvEndpoint="etcd:2379", etcd={"auth": {"secretName": "password"}})
-    cluster = Cluster(made)
-    cluster.settle()
-    for reason, message, field in (
-        ("CreateContainerConfigError", 'secret "password" not found', "spec.etcd.auth.secretName"),
-        ("CreateContainerConfigError", 'configmap "password-2" not found', ".template.spec"),
-    ):
-        cluster.change(0, waiting_reason=reason, waiting_message=message)
-        cluster.settle()
-        told = cluster.condition("Running")
-        assert (told["status"], told["reason"]) == ("False", reason)
-        assert f"{field}: digits-worker-0 cannot start: {message}" in told["message"]
+@pytest.mark.parametrize(
+    ("missed", "field"),
+    [
+        ('secret "password" not found', "spec.etcd.auth.secretName"),
+        ('configmap "password-2" not found', ".template.spec"),
+    ],
+)
+def test_what_the_kubelet_misses_is_told_with_its_field(missed: str, field: str) -> None:
+    cluster = begun(job(rdzvEndpoint="etcd:2379", etcd={"auth": {"secretName": "password"}}))
+    reason = "CreateContainerConfigError"
+    cluster.change(0, waiting_reason=reason, waiting_message=missed).settle()
+    why = f"{field}: digits-worker-0 cannot start: {missed}"
+    cluster.expect("Running", False, reason, why)
 
 
 def test_the_image_of_another_container_is_named_where_it_stands() -> None:
     made = job(replicas=1)
-    pod = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod = template_of(made)["spec"]
     pod["initContainers"] = [{"name": "data", "image": "nowhere:1"}]
-    cluster = Cluster(made)
-    cluster.settle()
+    cluster = begun(made)
     why = 'Back-off pulling image "docker.io/library/nowhere:1"'
-    cluster.change(0, waiting_reason="ImagePullBackOff", waiting_message=why)
-    cluster.settle()
-    field = "spec.replicaSpecs.Worker.template.spec.initContainers[0].image"
-    assert field in cluster.condition("Running")["message"]
+    cluster.change(0, waiting_reason="ImagePullBackOff", waiting_message=why).settle()
+    cluster.expect("Running", False, "ImagePullFailed", f"{POD}.initContainers[0].image")
 
 
-def test_a_wrong_image_can_be_mended() -> None:
-    cluster = running(2)
-    cluster.edit(replicas=3)
-    cluster.settle()
-    cluster.change(2, waiting_reason="ImagePullBackOff")
-    spec = cluster.job["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    spec["containers"][0]["image"] = "img:2"
+def test_a_wrong_image_can_be_mended(cluster: Cluster) -> None:
+    cluster.edit(replicas=3).settle()
     before = {pod.name: pod.uid for pod in cluster.pods.values()}
-    cluster.settle()
+    cluster.change(2, waiting_reason="ImagePullBackOff").change_template().settle()
     changed = {name for name, uid in before.items() if cluster.pods[name].uid != uid}
     assert changed == {"digits-worker-2"}
-    image = cluster.manifests["digits-worker-2"]["spec"]["containers"][0]["image"]
-    assert image == "img:2"
+    assert cluster.worker(2)["image"] == "img:2"
 
 
 def test_pods_without_a_place_are_told_when_the_job_needs_them() -> None:
-    cluster = Cluster(job(replicas=2, minReplicas=2))
-    cluster.settle()
-    cluster.change(1, unschedulable="0/3 nodes are available")
-    cluster.run(0)
-    cluster.settle()
+    cluster = begun(job(replicas=2, minReplicas=2))
+    cluster.change(1, unschedulable="0/3 nodes are available").run(0).settle()
     assert cluster.condition("Running")["reason"] == "Unschedulable"
     assert cluster.indices == [0, 1]
 
 
 def test_a_claim_that_is_missing_is_told_with_its_field() -> None:
-    cluster = Cluster(job(replicas=1, checkpoint={"claimName": "disk"}))
-    cluster.settle()
+    cluster = begun(job(replicas=1, checkpoint={"claimName": "disk"}))
     cluster.change(0, unschedulable='persistentvolumeclaim "disk" not found. preemption: …')
     cluster.settle()
-    told = cluster.condition("Running")
-    assert told["reason"] == "ClaimMissing"
-    assert "spec.checkpoint.claimName: the claim 'disk'" in told["message"]
+    why = "spec.checkpoint.claimName: the claim 'disk'"
+    cluster.expect("Running", False, "ClaimMissing", why)
 
 
 def test_a_store_that_does_not_answer_is_told_with_its_field() -> None:
-    cluster = Cluster(CLASSIC)
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
-    cluster.now += 10
-    cluster.end(0, 4)
-    cluster.end(1, 4)
-    cluster.settle()
-    told = cluster.condition("Running")
-    assert (told["status"], told["reason"]) == ("False", "StoreUnreachable")
-    assert "spec.rdzvEndpoint: etcd-service:2379" in told["message"]
-    cluster.run()  # agents that try again do not train yet
-    cluster.settle()
+    cluster = begun(CLASSIC)
+    cluster.run().settle()
+    cluster.wait(10)
+    cluster.end(0, 4).end(1, 4).settle()
+    cluster.expect("Running", False, "StoreUnreachable", "spec.rdzvEndpoint: etcd-service:2379")
+    cluster.run().settle()  # agents that try again do not train yet
     assert not cluster.holds("Running")
     assert cluster.reasons("Warning").count("StoreUnreachable") == 1
-    cluster.report = AgentReport(round=1, world=2, ready=True)
-    cluster.settle()
+    cluster.say(round=1, world=2, ready=True).settle()
     assert cluster.holds("Running")
 
 
 def test_a_store_that_answers_no_more_is_told_though_agents_had_met_there() -> None:
-    cluster = Cluster(CLASSIC)
-    cluster.settle()
-    cluster.run()
-    cluster.report = AgentReport(round=1, world=2, ready=True)
-    cluster.settle()
-    cluster.end(0, 4)
-    cluster.end(1, 4)
-    cluster.settle()
+    cluster = begun(CLASSIC)
+    cluster.run().say(round=1, world=2, ready=True).settle()
+    cluster.end(0, 4).end(1, 4).settle()
     assert cluster.condition("Running")["reason"] == "StoreUnreachable"
 
 
@@ -201,56 +152,23 @@ def test_two_jobs_do_not_meet_under_one_name() -> None:
     assert cluster.indices == [0, 1]
 
 
-def test_trouble_of_the_jobs_own_etcd_is_told() -> None:
-    cluster = Cluster(job(etcd={"image": "nowhere/etcd"}), address="")
-    cluster.settle()
-    cluster.etcd = EtcdView("digits-etcd", "e", waiting_reason="ImagePullBackOff")
-    cluster.settle()
-    assert "spec.etcd.image: the image 'nowhere/etcd'" in cluster.condition("Running")["message"]
-
-
-def test_an_etcd_that_ends_again_and_again_is_told() -> None:
-    cluster = Cluster(job())
-    cluster.settle()
-    cluster.etcd = EtcdView("digits-etcd", "e", waiting_reason="CrashLoopBackOff")
-    cluster.settle()
-    told = cluster.condition("Running")
-    assert (told["status"], told["reason"]) == ("False", "CrashLoopBackOff")
-    assert "spec.etcd: digits-etcd cannot start" in told["message"]
-
-
 def test_a_sidecar_that_ends_again_and_again_is_told() -> None:
-    cluster = Cluster(job(replicas=1))
-    cluster.settle()
+    cluster = begun(job(replicas=1))
     message = "back-off restarting failed container proxy"
-    cluster.change(0, waiting_reason="CrashLoopBackOff", waiting_message=message)
-    cluster.settle()
-    told = cluster.condition("Running")
-    assert (told["reason"], message in told["message"]) == ("CrashLoopBackOff", True)
-
-
-def test_an_etcd_that_ended_is_followed_by_another() -> None:
-    cluster = running(1)
-    cluster.etcd = EtcdView("digits-etcd", "old", phase="Failed")
-    cluster.settle()
-    assert cluster.etcd.uid != "old"
-    assert cluster.holds("Running")  # training goes on without it
+    cluster.change(0, waiting_reason="CrashLoopBackOff", waiting_message=message).settle()
+    cluster.expect("Running", False, "CrashLoopBackOff", message)
 
 
 def test_pods_of_a_lost_node_do_not_hold_up_the_next_attempt() -> None:
     cluster = running(2, backoffLimit=1)
-    cluster.now += 60
-    cluster.change(1, deleting=True, reason="NodeLost")
-    cluster.end(0, 1)
-    cluster.settle()
+    cluster.wait(60)
+    cluster.change(1, deleting=True, reason="NodeLost").end(0, 1).settle()
     assert cluster.indices == [0]
 
 
 def test_a_pod_that_is_not_of_this_attempt_says_nothing() -> None:
     cluster = running(2, backoffLimit=2)
-    cluster.now += 60
-    cluster.end(0, 1)
-    cluster.settle()
+    cluster.wait(60).end(0, 1).settle()
     cluster.vanish()
     cluster.pods["stray"] = PodView("stray", 7, "s", attempt=0, phase="Failed", exit_code=1)
     cluster.settle()
@@ -261,38 +179,27 @@ def test_a_pod_that_is_not_of_this_attempt_says_nothing() -> None:
 def test_a_clock_that_is_set_back_holds_up_no_pod() -> None:
     cluster = running(1)
     for _ in range(4):  # falls in a row, so that the next pod has to wait
-        cluster.end(0, 143)
-        cluster.settle()
-        cluster.now += 10
-        cluster.settle()
-        cluster.run()
-        cluster.settle()
+        cluster.end(0, 143).settle()
+        cluster.wait(10).settle()
+        cluster.run().settle()
     cluster.end(0, 143)
     assert cluster.settle().wake_at > cluster.now
-    cluster.now -= 3600
-    cluster.settle()
-    cluster.vanish(0)
-    cluster.settle()
+    cluster.wait(-3600).settle()
+    cluster.vanish(0).settle()
     assert cluster.indices == [0]
 
 
 def test_a_clock_that_is_set_back_hides_no_steps() -> None:
     cluster = running(1)
-    cluster.report = AgentReport(round=1, world=1, step=5, ready=True)
-    cluster.settle()
-    cluster.now -= 3600
-    cluster.report = AgentReport(round=1, world=1, step=9, ready=True)
-    cluster.settle()
+    cluster.say(round=1, world=1, step=5, ready=True).settle()
+    cluster.wait(-3600).say(round=1, world=1, step=9, ready=True).settle()
     assert cluster.status["step"] == 9
 
 
-def test_what_a_newer_controller_has_noted_is_passed_over() -> None:
-    cluster = running(2)
-    cluster.end(0, 143)
-    cluster.settle()
+def test_what_a_newer_controller_has_noted_is_passed_over(cluster: Cluster) -> None:
+    cluster.end(0, 143).settle()
     memory = cluster.job["status"]["memory"]
     memory["later"] = 1
     memory["slots"]["0"]["later"] = 1
-    cluster.vanish(0)
-    cluster.settle()
+    cluster.vanish(0).settle()
     assert cluster.indices == [0, 1]

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elastic_runtime.controller.decide.job_types import AgentReport
 from tests.unit.controller.jobs import job
-from tests.unit.controller.simulated import Cluster, running
+from tests.unit.controller.simulated import Cluster, begun, running
 
 
 def test_why_a_setting_is_wrong_is_what_the_agent_said_last() -> None:
     cluster = running(1)
     words = "there is no option --mox-restarts; did you mean '--max-restarts'?"
-    cluster.end(0, 2)
-    cluster.change(0, message=words)
-    cluster.settle()
+    cluster.end(0, 2, message=words).settle()
     for told in (cluster.condition("Failed")["message"], cluster.events[-1].message):
         assert told == f"digits-worker-0 ended: exit code 2, {words}"
 
 
 def test_an_agent_that_left_no_words_has_its_code() -> None:
     cluster = running(1)
-    cluster.end(0, 2)
-    cluster.settle()
+    cluster.end(0, 2).settle()
     assert "a flag, a file or a setting is wrong" in cluster.condition("Failed")["message"]
 
 
 def test_long_words_are_cut() -> None:
     cluster = running(1)
-    cluster.end(0, 2)
-    cluster.change(0, message="word " * 500)
-    cluster.settle()
+    cluster.end(0, 2, message="word " * 500).settle()
     assert len(cluster.condition("Failed")["message"]) < 400
 
 
-def test_how_far_a_job_came_is_what_its_agents_said_last() -> None:
-    cluster = running(2)
-    cluster.report = AgentReport("6f1c-0", 2, 2, step=1, checkpoint_step=-1, ready=True)
-    cluster.settle()
+def test_how_far_a_job_came_is_what_its_agents_said_last(cluster: Cluster) -> None:
+    cluster.say(run_id="6f1c-0", round=2, world=2, step=1, checkpoint_step=-1, ready=True).settle()
     cluster.end(0, 0)
     last = AgentReport("6f1c-0", 2, 2, step=120, checkpoint_step=118)
-    cluster.change(0, last_report=last)
-    cluster.end(1, 0)
-    cluster.settle()
+    cluster.change(0, last_report=last).end(1, 0).settle()
     assert cluster.holds("Succeeded")
     status = cluster.status
     assert (status["step"], status["lastCheckpointStep"], status["round"]) == (120, 118, 2)
@@ -50,89 +39,62 @@ def test_how_far_a_job_came_is_what_its_agents_said_last() -> None:
 
 def test_the_last_word_of_another_run_is_none_of_this_job() -> None:
     cluster = running(1)
-    cluster.report = AgentReport("6f1c-0", 2, 1, step=7, ready=True)
-    cluster.settle()
-    cluster.end(0, 0)
-    cluster.change(0, last_report=AgentReport("another", 9, 9, step=999))
-    cluster.settle()
+    cluster.say(run_id="6f1c-0", round=2, world=1, step=7, ready=True).settle()
+    cluster.end(0, 0).change(0, last_report=AgentReport("another", 9, 9, step=999)).settle()
     assert (cluster.status["step"], cluster.status["round"]) == (7, 2)
 
 
-def test_a_job_without_pods_has_no_world() -> None:
-    cluster = running(2)
-    cluster.report = AgentReport("6f1c-0", 1, 2, step=7, ready=True)
-    cluster.settle()
+def test_a_job_without_pods_has_no_world(cluster: Cluster) -> None:
+    cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
     assert cluster.status["worldSize"] == 2
-    cluster.edit(suspend=True)
-    cluster.settle()
+    cluster.edit(suspend=True).settle()
     assert cluster.status["worldSize"] == 0
-    cluster.vanish()
-    cluster.settle()
+    cluster.vanish().settle()
     assert (cluster.status["worldSize"], cluster.status["step"]) == (0, 7)
 
 
-def test_a_job_that_has_lost_all_pods_has_no_world() -> None:
-    cluster = running(2)
-    cluster.report = AgentReport("6f1c-0", 1, 2, step=7, ready=True)
-    cluster.settle()
-    for index in (0, 1):
-        cluster.delete(index)
-    cluster.settle()
+def test_a_job_that_has_lost_all_pods_has_no_world(cluster: Cluster) -> None:
+    cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
+    cluster.delete(0).delete(1).settle()
     assert cluster.status["worldSize"] == 0
 
 
 def test_a_pod_that_finds_no_place_at_first_is_not_told() -> None:
-    cluster = Cluster(job(replicas=1))
-    cluster.settle()
+    cluster = begun(job(replicas=1))
     cluster.change(0, unschedulable="0/1 nodes are available", unplaced_since=cluster.now)
     plan = cluster.settle()
     assert (plan.wake_at, cluster.reasons("Warning")) == (cluster.now + 10, [])
     assert cluster.condition("Running")["reason"] == "PodsPending"
-    cluster.now = plan.wake_at
-    cluster.settle()
+    cluster.wake().settle()
     assert cluster.reasons("Warning") == ["Unschedulable"]
     assert cluster.condition("Running")["reason"] == "Unschedulable"
 
 
 def test_the_state_is_the_conditions_in_a_word() -> None:
-    cluster = Cluster(job(backoffLimit=1))
-    cluster.settle()
+    cluster = begun(job(backoffLimit=1))
     assert cluster.status["state"] == "Pending"
-    cluster.run()
-    cluster.settle()
+    cluster.run().settle()
     assert cluster.status["state"] == "Running"
-    cluster.end(0, 137)
-    cluster.settle()
+    cluster.end(0, 137).settle()
     assert cluster.status["state"] == "Restarting"
-    cluster.edit(suspend=True)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    cluster.edit(suspend=True).settle()
+    cluster.vanish().settle()
     assert cluster.status["state"] == "Suspended"
     cluster = running(1)
-    cluster.end(0, 1)
-    cluster.settle()
+    cluster.end(0, 1).settle()
     assert cluster.status["state"] == "Failed"
 
 
-def test_the_last_fault_is_what_agents_say_or_how_a_pod_ended() -> None:
-    cluster = running(2)
-    counts = {"killed": 1}
-    cluster.report = AgentReport(
-        round=2, world=2, restarts=counts, ready=True, goodput=91, fault="worker 1 was killed"
-    )
-    cluster.settle()
+def test_the_last_fault_is_what_agents_say_or_how_a_pod_ended(cluster: Cluster) -> None:
+    said = {"world": 2, "restarts": {"killed": 1}, "ready": True, "fault": "worker 1 was killed"}
+    cluster.say(round=2, goodput=91, **said).settle()
     assert cluster.status["lastFault"] == "worker 1 was killed"
     since = cluster.status["lastFaultTime"]
-    cluster.now += 60
-    cluster.report = replace(cluster.report, round=3, step=7)
-    cluster.settle()
+    cluster.wait(60).say(round=3, step=7, **said).settle()
     assert cluster.status["goodput"] == "91%"
     assert cluster.status["lastFaultTime"] == since, "it is no new one"
-    cluster.delete(1)
-    cluster.settle()
+    cluster.delete(1).settle()
     assert cluster.status["lastFault"] == "worker 1 was killed", "to be taken away is no fault"
-    cluster.end(0, 137)
-    cluster.settle()
+    cluster.end(0, 137).settle()
     assert cluster.status["lastFault"] == "digits-worker-0 ended: exit code 137"
     assert cluster.status["lastFaultTime"] > since

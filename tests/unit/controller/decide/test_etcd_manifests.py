@@ -19,10 +19,6 @@ def etcd(template: dict[str, Any] | None = None, *, image: str = "etcd:1", **fie
     return etcd_pod(JobSpec.of(job(etcd=said, **fields)), image)
 
 
-def named(items: list[dict[str, Any]]) -> dict[str, Any]:
-    return {each["name"]: each for each in items}
-
-
 def mark(pod: Any) -> str:
     found = pod["metadata"]["annotations"][TEMPLATE_ANNOTATION]
     assert isinstance(found, str)
@@ -82,18 +78,7 @@ def test_a_template_that_says_nothing_changes_nothing(template: dict[str, Any]) 
     [
         ("tolerations", [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]),
         ("nodeSelector", {"pool": "cpu"}),
-        (
-            "affinity",
-            {
-                "nodeAffinity": {
-                    "requiredDuringSchedulingIgnoredDuringExecution": {
-                        "nodeSelectorTerms": [
-                            {"matchExpressions": [{"key": "pool", "operator": "Exists"}]}
-                        ]
-                    }
-                }
-            },
-        ),
+        ("affinity", {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}),
         ("priorityClassName", "high"),
         ("imagePullSecrets", [{"name": "registry"}]),
         ("terminationGracePeriodSeconds", 30),
@@ -103,50 +88,34 @@ def test_a_field_of_the_pod_is_taken_over_and_all_others_stay(field: str, value:
     assert etcd({"spec": {field: value}})["spec"] == {**etcd()["spec"], field: value}
 
 
-def test_resources_of_the_container_are_merged_into_it() -> None:
-    given = {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi", "cpu": 2}}
-    pod = etcd({"spec": {"containers": [{"name": "etcd", "resources": given}]}})["spec"]
-    (before,) = etcd()["spec"]["containers"]
-    resources = {
-        "requests": {"cpu": "1", "memory": before["resources"]["requests"]["memory"]},
-        "limits": {"memory": "2Gi", "cpu": 2},
-    }
-    assert pod["containers"] == [{**before, "resources": resources}]
+(ETCD,) = etcd()["spec"]["containers"]
+COMMAND = ["etcd", "--quota-backend-bytes=1000000"]
+ASKED = {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi", "cpu": 2}}
+MEMORY = ETCD["resources"]["requests"]["memory"]
+SIDECAR = {"name": "metrics", "image": "exporter:1", "args": ["-v"]}
+CLAIM = {"persistentVolumeClaim": {"claimName": "etcd-data"}}
+CERTS = {"name": "certs", "secret": {"secretName": "certs"}}
+SAFE = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def test_the_command_of_the_container_is_replaced_as_a_whole() -> None:
-    command = ["etcd", "--quota-backend-bytes=1000000"]
-    pod = etcd({"spec": {"containers": [{"name": "etcd", "command": command}]}})["spec"]
-    assert pod["containers"][0]["command"] == command
-
-
-def test_the_security_context_of_the_pod_is_merged() -> None:
-    pod = etcd({"spec": {"securityContext": {"runAsUser": 7, "fsGroup": None}}})["spec"]
-    assert pod["securityContext"] == {
-        "runAsNonRoot": True,
-        "runAsUser": 7,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def test_a_sidecar_comes_beside_etcd() -> None:
-    sidecar = {"name": "metrics", "image": "exporter:1", "args": ["-v"]}
-    pod = etcd({"spec": {"containers": [sidecar]}})["spec"]
-    assert pod["containers"] == [*etcd()["spec"]["containers"], sidecar]
-
-
-def test_a_claim_takes_the_place_of_the_empty_volume() -> None:
-    claim = {"claimName": "etcd-data"}
-    volume = {"name": "data", "emptyDir": None, "persistentVolumeClaim": claim}
-    pod = etcd({"spec": {"volumes": [volume]}})["spec"]
-    assert pod["volumes"] == [{"name": "data", "persistentVolumeClaim": claim}]
-    assert pod["containers"][0]["volumeMounts"][0]["name"] == "data"
-
-
-def test_another_volume_comes_beside_that_of_etcd() -> None:
-    volume = {"name": "certs", "secret": {"secretName": "certs"}}
-    pod = etcd({"spec": {"volumes": [volume]}})["spec"]
-    assert pod["volumes"] == [{"name": "data", "emptyDir": {}}, volume]
+@pytest.mark.parametrize(
+    ("field", "said", "made"),
+    [
+        (
+            "containers",
+            [{"name": "etcd", "resources": ASKED}],
+            [{**ETCD, "resources": {**ASKED, "requests": {"cpu": "1", "memory": MEMORY}}}],
+        ),
+        ("containers", [{"name": "etcd", "command": COMMAND}], [{**ETCD, "command": COMMAND}]),
+        ("containers", [SIDECAR], [ETCD, SIDECAR]),
+        ("securityContext", {"runAsUser": 7, "fsGroup": None}, {**SAFE, "runAsUser": 7}),
+        ("volumes", [{"name": "data", "emptyDir": None, **CLAIM}], [{"name": "data", **CLAIM}]),
+        ("volumes", [CERTS], [{"name": "data", "emptyDir": {}}, CERTS]),
+    ],
+    ids=["resources", "a command as a whole", "a sidecar", "security", "a claim", "a volume"],
+)
+def test_a_part_of_the_pod_is_merged_and_all_others_stay(field: str, said: Any, made: Any) -> None:
+    assert etcd({"spec": {field: said}})["spec"] == {**etcd()["spec"], field: made}
 
 
 def test_labels_and_annotations_are_added() -> None:
@@ -221,10 +190,6 @@ def test_the_order_in_which_a_template_is_written_leaves_the_mark() -> None:
 # ---------------------------------------------------------------- around the pod
 
 
-def labels_of_a_worker() -> Any:
-    return worker_pod(JobSpec.of(job()), 0, 0, "10.0.0.7:2379", (1, 4))["metadata"]["labels"]
-
-
 def test_the_service_leads_to_the_port_of_etcd() -> None:
     service = etcd_service(JobSpec.of(job()))
     assert (service["kind"], service["metadata"]["name"]) == ("Service", "digits-etcd")
@@ -235,30 +200,28 @@ def test_the_service_leads_to_the_port_of_etcd() -> None:
     assert "clusterIP" not in service["spec"]
 
 
-def test_the_service_selects_etcd_and_no_worker() -> None:
-    selected = etcd_service(JobSpec.of(job()))["spec"]["selector"]
+@pytest.mark.parametrize(
+    "selected",
+    [
+        etcd_service(JobSpec.of(job()))["spec"]["selector"],
+        etcd_guard(JobSpec.of(job()))["spec"]["selector"]["matchLabels"],
+    ],
+    ids=["service", "guard"],
+)
+def test_what_is_around_the_pod_selects_etcd_and_no_worker(selected: dict[str, str]) -> None:
+    worker = worker_pod(JobSpec.of(job()), 0, 0, "10.0.0.7:2379", (1, 4))
     assert selected.items() <= etcd()["metadata"]["labels"].items()
-    assert not selected.items() <= labels_of_a_worker().items()
-
-
-def test_the_guard_selects_etcd_and_no_worker() -> None:
-    guard = etcd_guard(JobSpec.of(job()))
-    assert guard["kind"] == "PodDisruptionBudget"
-    selected = guard["spec"]["selector"]["matchLabels"]
-    assert selected.items() <= etcd()["metadata"]["labels"].items()
-    assert not selected.items() <= labels_of_a_worker().items()
+    assert not selected.items() <= worker["metadata"]["labels"].items()
 
 
 def test_the_guard_keeps_the_one_etcd_unless_it_is_not_ready() -> None:
     guard = etcd_guard(JobSpec.of(job()))
+    assert guard["kind"] == "PodDisruptionBudget"
     assert guard["spec"]["minAvailable"] == 1
     assert guard["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_the_guard_and_the_service_go_with_the_job() -> None:
     spec = JobSpec.of(job())
-    owners = [
-        made["metadata"]["ownerReferences"][0]["uid"]
-        for made in (etcd_guard(spec), etcd_service(spec))
-    ]
-    assert owners == [UID, UID]
+    for made in (etcd_guard(spec), etcd_service(spec)):
+        assert made["metadata"]["ownerReferences"][0]["uid"] == UID

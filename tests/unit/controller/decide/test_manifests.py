@@ -1,14 +1,22 @@
-"""The manifests that a job is made of."""
+"""The manifests that a job is made of, and that agents understand what they are told there."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_runtime.cli.flags.flag_parser import Parser
+from elastic_runtime.cli.flags.setting_sources import read_settings
+from elastic_runtime.cli.run.job_from_command import Job, read_job
+from elastic_runtime.cli.run.store_target import TorchrunTarget
 from elastic_runtime.controller.decide import etcd_manifests, manifests
 from elastic_runtime.controller.spec.job_spec import JobSpec
-from tests.unit.controller.jobs import CLASSIC, UID, container, job
+from tests.unit.controller.jobs import CLASSIC, UID, container, job, template_of
+from tests.unit.controller.simulated import begun
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def pod(made: Any, index: int = 0, attempt: int = 0, endpoint: str = "") -> Any:
@@ -43,8 +51,10 @@ def test_a_classic_pod_is_started_as_the_classic_controller_did() -> None:
     assert labels["replica-type"] == "worker"
 
 
-def test_a_pod_belongs_to_its_job() -> None:
-    (owner,) = pod(job())["metadata"]["ownerReferences"]
+def test_a_pod_belongs_to_its_job_and_has_a_name_in_dns() -> None:
+    made = pod(job(), 1)
+    assert (made["spec"]["hostname"], made["spec"]["subdomain"]) == ("digits-worker-1", "digits")
+    (owner,) = made["metadata"]["ownerReferences"]
     assert owner == {
         "apiVersion": "elastic.pytorch.org/v1alpha1",
         "kind": "ElasticJob",
@@ -53,11 +63,6 @@ def test_a_pod_belongs_to_its_job() -> None:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-
-
-def test_a_pod_has_a_name_in_dns() -> None:
-    made = pod(job(), 1)["spec"]
-    assert (made["hostname"], made["subdomain"]) == ("digits-worker-1", "digits")
 
 
 def test_a_pod_is_told_all_that_its_agent_needs() -> None:
@@ -114,10 +119,9 @@ def test_arguments_are_added_where_they_reach_the_launcher(
 def test_what_the_template_says_stands() -> None:
     made = container(job(), env=[{"name": "PET_MAX_RESTARTS", "value": "7"}])
     made["spec"]["maxRestarts"] = 1
-    template = made["spec"]["replicaSpecs"]["Worker"]["template"]
+    template = template_of(made)
     template["metadata"] = {"labels": {"team": "a"}, "annotations": {"note": "b"}}
-    template["spec"]["terminationGracePeriodSeconds"] = 120
-    template["spec"]["restartPolicy"] = "Always"
+    template["spec"] |= {"terminationGracePeriodSeconds": 120, "restartPolicy": "Always"}
     worker = pod(made)
     assert env(worker)["PET_MAX_RESTARTS"] == "7"
     assert env(worker)["ELASTIC_GRACE"] == "115"
@@ -129,7 +133,7 @@ def test_what_the_template_says_stands() -> None:
 def test_sidecars_are_left_alone() -> None:
     made = job()
     sidecar = {"name": "log", "image": "b", "args": ["-v"]}
-    containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers = template_of(made)["spec"]["containers"]
     containers.insert(0, sidecar)
     containers[1]["name"] = "elasticjob-worker"
     assert pod(made)["spec"]["containers"][0] == {"name": "log", "image": "b", "args": ["-v"]}
@@ -165,7 +169,7 @@ def test_shared_memory_a_claim_and_certificates_are_mounted() -> None:
 def test_a_mount_of_the_template_is_not_covered_and_names_do_not_clash() -> None:
     made = container(job(), volumeMounts=[{"name": "mine", "mountPath": "/dev/shm/"}])
     made["spec"]["checkpoint"] = {"claimName": "disk"}
-    pod_spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
+    pod_spec = template_of(made)["spec"]
     pod_spec["volumes"] = [{"name": "mine"}, {"name": "elastic-checkpoint"}]
     worker = pod(made)
     names = [each["name"] for each in worker["spec"]["volumes"]]
@@ -176,9 +180,8 @@ def test_a_mount_of_the_template_is_not_covered_and_names_do_not_clash() -> None
 
 def test_making_a_pod_leaves_the_template_as_it_is() -> None:
     made = container(job(), args=["train.py"], env=[], volumeMounts=[])
-    before = repr(made)
     pod(made)
-    assert repr(made) == before
+    assert made == container(job(), args=["train.py"], env=[], volumeMounts=[])
 
 
 def test_the_disruption_budget_keeps_the_minimum() -> None:
@@ -190,10 +193,8 @@ def test_the_disruption_budget_keeps_the_minimum() -> None:
 
 
 def test_nothing_of_the_workers_selects_etcd() -> None:
-    spec = JobSpec.of(job(etcd={"image": "etcd:1"}))
-    etcd, behind = etcd_manifests.etcd_pod(spec), etcd_manifests.etcd_service(spec)
-    assert etcd["spec"]["containers"][0]["image"] == "etcd:1"
-    assert behind["spec"]["selector"].items() <= etcd["metadata"]["labels"].items()
+    spec = JobSpec.of(job())
+    etcd = etcd_manifests.etcd_pod(spec)
     for selected in (
         manifests.selector("digits"),
         manifests.worker_service(spec)["spec"]["selector"],
@@ -214,7 +215,7 @@ def test_all_pods_of_a_job_have_its_priority_unless_they_name_another() -> None:
     made = job(priorityClassName="high")
     assert pod(made)["spec"]["priorityClassName"] == "high"
     assert etcd_manifests.etcd_pod(JobSpec.of(made))["spec"]["priorityClassName"] == "high"
-    made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["priorityClassName"] = "low"
+    template_of(made)["spec"]["priorityClassName"] = "low"
     assert pod(made)["spec"]["priorityClassName"] == "low"
     made["spec"]["etcd"] = {"template": {"spec": {"priorityClassName": "low"}}}
     assert etcd_manifests.etcd_pod(JobSpec.of(made))["spec"]["priorityClassName"] == "low"
@@ -224,9 +225,8 @@ def test_all_pods_of_a_job_have_its_priority_unless_they_name_another() -> None:
 def test_a_pod_is_found_by_prometheus_unless_its_template_says_otherwise() -> None:
     notes = pod(job())["metadata"]["annotations"]
     assert (notes["prometheus.io/scrape"], notes["prometheus.io/port"]) == ("true", "9404")
-    template = {"metadata": {"annotations": {"prometheus.io/scrape": "false"}}}
-    spec = {"containers": [{"name": "main", "image": "img:1"}]}
-    made = job(worker={"template": {**template, "spec": spec}})
+    made = job()
+    template_of(made)["metadata"] = {"annotations": {"prometheus.io/scrape": "false"}}
     assert pod(made)["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
 
 
@@ -247,3 +247,75 @@ def test_the_last_words_of_a_container_are_its_own_or_its_log() -> None:
     other = container(job(), terminationMessagePath="/words", terminationMessagePolicy="File")
     assert env(pod(other))["ELASTIC_TERMINATION_LOG"] == "/words"
     assert pod(other)["spec"]["containers"][0]["terminationMessagePolicy"] == "File"
+
+
+# ---------------------------------------------------------------- what agents make of it
+
+
+@pytest.fixture(scope="module")
+def parser() -> Parser:
+    return Parser()
+
+
+def started(parser: Parser, made: Any) -> Job | TorchrunTarget:
+    """What an agent makes of the first pod of a job."""
+    cluster = begun(made)
+    worker = cluster.worker(0)
+    environ = {each["name"]: each["value"] for each in worker["env"] if "value" in each}
+    environ["PET_LOCAL_ADDR"] = "10.1.0.1"  # the kubelet's work
+    secrets = [each for each in worker["env"] if "secretKeyRef" in each.get("valueFrom", {})]
+    environ |= {each["name"]: "secret" for each in secrets}
+    argv = [*worker.get("command", ["elastic-run"])[1:], *worker.get("args", ())]
+    line = parser.split(argv)
+    return read_job(line, read_settings(parser.options, line.given, environ), environ)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+@pytest.mark.parametrize("by", ["arguments", "environment"])
+def test_elastic_run_is_told_everything(parser: Parser, script: str, by: str) -> None:
+    made = job(nprocPerNode=2, maxRestarts=5, checkpoint={"url": "s3://b/c"})
+    if by == "arguments":
+        made = container(made, args=[script, "--epochs", "1"])
+    else:
+        made = container(made, command=["elastic-run", script, "--epochs", "1"])
+    read = started(parser, made)
+    assert isinstance(read, Job)
+    assert (read.line.script, read.line.args) == (script, ("--epochs", "1"))
+    config = read.config
+    assert (config.min_nodes, config.max_nodes, config.workers) == (1, 4, 2)
+    assert (config.run_id, config.max_restarts) == (f"{UID}-0", 5)
+    assert (config.node_name, config.local_addr) == ("digits-worker-0", "10.1.0.1")
+    assert str(config.endpoint).startswith("etcd://10.0.0.7:2379")
+    assert config.timeouts.grace == 25
+    assert config.metrics_port == 9404
+
+
+def test_a_classic_manifest_runs_under_elastic_run(parser: Parser, script: str) -> None:
+    args = ["--nproc_per_node=1", script, "--epochs=1"]
+    read = started(parser, container(CLASSIC, args=args))
+    assert isinstance(read, Job)
+    assert str(read.config.endpoint).startswith("etcd://etcd-service:2379")
+    assert (read.config.min_nodes, read.config.max_nodes) == (1, 2)
+
+
+def test_an_old_etcd_is_left_to_torch(parser: Parser, script: str) -> None:
+    made = container(job(rdzvEndpoint="old:2379", rdzvBackend="etcd-v2"), args=[script])
+    assert isinstance(started(parser, made), TorchrunTarget)
+
+
+def test_logging_in_to_an_etcd(parser: Parser, script: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pathlib.Path.is_file", lambda path: True)  # certificates of the pod
+    etcd = {"tls": {"secretName": "certs"}, "auth": {"secretName": "login"}}
+    made = job(rdzvEndpoint="etcd:2379", etcd=etcd)
+    read = started(parser, container(made, args=[script]))
+    assert isinstance(read, Job)
+    endpoint = read.config.endpoint
+    assert endpoint.secure
+    assert endpoint.tls.ca == "/etc/elastic/etcd-tls/ca.crt"
+    assert (endpoint.user, endpoint.password) == ("secret", "secret")

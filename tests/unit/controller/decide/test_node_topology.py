@@ -14,8 +14,8 @@ from elastic_runtime.controller.decide.job_types import DeletePod, NoteTopology
 from elastic_runtime.controller.decide.manifests import settings_mark, template_mark
 from elastic_runtime.controller.decide.node_topology import unknown
 from elastic_runtime.controller.spec.job_spec import JobSpec
-from tests.unit.controller.jobs import container, job
-from tests.unit.controller.simulated import Cluster, running
+from tests.unit.controller.jobs import container, job, template_of
+from tests.unit.controller.simulated import Cluster, begun, running
 
 LABELS = ("zone", "block", "rack")
 TOPOLOGY = {"nodeLabels": list(LABELS)}
@@ -58,8 +58,7 @@ def test_a_pod_finds_its_annotation_in_a_file() -> None:
 
 def test_a_volume_of_that_name_is_the_users() -> None:
     made = job(topology=TOPOLOGY)
-    spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    spec["volumes"] = [{"name": node_topology.VOLUME, "emptyDir": {}}]
+    template_of(made)["spec"]["volumes"] = [{"name": node_topology.VOLUME, "emptyDir": {}}]
     manifest = pod(made)
     names = [one["name"] for one in manifest["spec"]["volumes"]]
     assert len(set(names)) == len(names)
@@ -86,15 +85,13 @@ def test_a_pod_that_is_told_nothing_has_no_trace_of_it(made: Any) -> None:
 def test_what_is_mounted_there_stays() -> None:
     mounts = [{"name": "mine", "mountPath": f"{node_topology.DIRECTORY}/"}]
     made = container(job(topology=TOPOLOGY), volumeMounts=mounts)
-    spec = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]
-    spec["volumes"] = [{"name": "mine", "emptyDir": {}}]
+    template_of(made)["spec"]["volumes"] = [{"name": "mine", "emptyDir": {}}]
     assert traces(pod(made)) == [False] * 4
 
 
 def test_an_annotation_of_the_template_is_what_is_told() -> None:
     made = job(topology=TOPOLOGY)
-    template = made["spec"]["replicaSpecs"]["Worker"]["template"]
-    template["metadata"] = {"annotations": {NOTE: "a/b"}}
+    template_of(made)["metadata"] = {"annotations": {NOTE: "a/b"}}
     assert pod(made)["metadata"]["annotations"][NOTE] == "a/b"
 
 
@@ -105,15 +102,13 @@ def test_no_pod_is_outdated_by_it() -> None:
 
 
 def test_the_job_has_the_last_word() -> None:
-    given = {
-        name: node_topology.with_default(JobSpec.of(job(topology=topology)), LABELS).node_labels
-        for name, topology in {
-            "left out": None,
-            "none": {"nodeLabels": []},
-            "own": {"nodeLabels": ["rack"]},
-        }.items()
-    }
-    assert given == {"left out": LABELS, "none": (), "own": ("rack",)}
+    for topology, labels in (
+        (None, LABELS),
+        ({"nodeLabels": []}, ()),
+        ({"nodeLabels": ["rack"]}, ("rack",)),
+    ):
+        spec = JobSpec.of(job(topology=topology))
+        assert node_topology.with_default(spec, LABELS).node_labels == labels
 
 
 # ---------------------------------------------------------------- what is filled in
@@ -140,8 +135,7 @@ def notes(cluster: Cluster) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def test_a_pod_is_told_when_it_has_a_node_and_once() -> None:
-    cluster = Cluster(job(topology=TOPOLOGY))
-    cluster.settle()
+    cluster = begun(job(topology=TOPOLOGY))
     assert notes(cluster) == []
     cluster.change(0, node="n1")
     assert notes(cluster) == [("digits-worker-0", "n1", LABELS)]
@@ -153,20 +147,14 @@ def test_a_pod_is_told_when_it_has_a_node_and_once() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"deleting": True},
-        {"topology": "-"},
-        {"topology": None},
-        {"exit_code": 1},
-        {"node": ""},
-        {"attempt": 7},
+        *({"deleting": True}, {"exit_code": 1}, {"attempt": 7}),
+        *({"topology": "-"}, {"topology": None}, {"node": ""}),
     ],
     ids=str,
 )
 def test_who_needs_nothing_is_not_asked_for(fields: dict[str, Any]) -> None:
-    cluster = Cluster(job(replicas=1, topology=TOPOLOGY))
-    cluster.settle()
-    cluster.run()
-    cluster.settle()
+    cluster = begun(job(replicas=1, topology=TOPOLOGY))
+    cluster.run().settle()
     cluster.change(0, **{"node": "n1", "topology": ""} | fields)
     assert notes(cluster) == []
 
@@ -181,8 +169,7 @@ def test_the_controllers_own_labels_are_asked_for() -> None:
 
 
 def test_that_it_is_unknown_is_told_once_and_changes_no_condition() -> None:
-    cluster = Cluster(job(topology=TOPOLOGY))
-    cluster.settle()
+    cluster = begun(job(topology=TOPOLOGY))
     before = cluster.status["conditions"]
     problem = node_topology.unknown('nodes "n1" is forbidden')
     seen = replace(cluster.observed(), asides=(problem,))
@@ -196,8 +183,7 @@ def test_that_it_is_unknown_is_told_once_and_changes_no_condition() -> None:
     assert again.events == ()
 
 
-def test_who_is_told_nothing_hears_of_no_trouble_with_it() -> None:
-    cluster = running()
+def test_who_is_told_nothing_hears_of_no_trouble_with_it(cluster: Cluster) -> None:
     seen = replace(cluster.observed(), asides=(node_topology.unknown("no"),))
     assert decide(cluster.job, seen, cluster.now).events == ()
 
@@ -212,9 +198,7 @@ def test_a_right_that_is_lacking_is_one_problem_whatever_pod_shows_it() -> None:
 
 def test_a_pod_that_is_to_go_is_told_nothing() -> None:
     cluster = running(2, topology=TOPOLOGY)
-    cluster.change(1, topology="")
-    cluster.edit(replicas=1)
-    plan = cluster.decide()
+    plan = cluster.change(1, topology="").edit(replicas=1).decide()
     uid = cluster.pods["digits-worker-1"].uid
     assert [one.uid for one in plan.actions if isinstance(one, DeletePod)] == [uid]
     assert not any(isinstance(one, NoteTopology) for one in plan.actions)

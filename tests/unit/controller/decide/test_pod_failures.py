@@ -57,15 +57,8 @@ def test_exit_codes(
 @pytest.mark.parametrize(
     "reason",
     [
-        "Evicted",
-        "Preempting",
-        "PreemptionByScheduler",
-        "NodeLost",
-        "NodeShutdown",
-        "Terminated",
-        "Shutdown",
-        "UnexpectedAdmissionError",
-        "DeletionByTaintManager",
+        *("Evicted", "Preempting", "PreemptionByScheduler", "NodeLost", "NodeShutdown"),
+        *("Terminated", "Shutdown", "UnexpectedAdmissionError", "DeletionByTaintManager"),
         "OutOfcpu",
     ],
 )
@@ -99,25 +92,19 @@ def test_the_first_rule_that_fits_decides() -> None:
 
 
 def test_a_rule_with_code_and_reason_wants_both() -> None:
-    rule = {
-        "action": "FailJob",
-        "onExitCodes": {"operator": "In", "values": [137]},
-        "onReasons": ["OOMKilled"],
-    }
+    code = {"operator": "In", "values": [137]}
+    rule = {"action": "FailJob", "onExitCodes": code, "onReasons": ["OOMKilled"]}
     assert meaning("OnFailure", ended(137, "OOMKilled"), rule) is FAIL
     assert meaning("OnFailure", ended(137), rule) is REPLACE
     assert meaning("OnFailure", ended(None, "OOMKilled"), rule) is COUNT
 
 
 def test_the_message_says_which_pod_and_why() -> None:
-    spec = JobSpec.of(job())
-    pod = PodView(
-        "digits-worker-0",
-        0,
-        "u",
-        phase=FAILED,
-        exit_code=4,
-        reason="Error",
-    )
-    text = end_of(spec, pod).message
+    text = end_of(JobSpec.of(job()), ended(4, "Error")).message
     assert text.startswith("digits-worker-0 ended: exit code 4, the rendezvous store")
+
+
+def test_how_long_a_worker_ran() -> None:
+    assert PodView("a", 0, "a", started_at=10.0, finished_at=25.0).lifetime == 15.0
+    assert PodView("a", 0, "a", finished_at=25.0).lifetime == 0.0
+    assert PodView("a", 0, "a", started_at=30.0, finished_at=25.0).lifetime == 0.0

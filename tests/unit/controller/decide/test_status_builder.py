@@ -1,20 +1,22 @@
-"""What is written into the status of a job, and what of it the next decision knows."""
+"""What a decision starts from, and what it writes into the status of a job."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from elastic_runtime.controller.decide.job_types import AgentReport, PodView, Problem
+import pytest
+
+from elastic_runtime.controller.decide.job_types import Observed, PodView, Problem
+from elastic_runtime.controller.decide.plan_context import PlanContext
 from elastic_runtime.controller.decide.status_builder import (
     CREATED,
     RUNNING,
     SUSPENDED,
-    Memory,
-    PodSlot,
     StatusBuilder,
 )
+from elastic_runtime.controller.spec.job_spec import JobSpec
 from elastic_runtime.kubernetes.api_times import format_time
-from elastic_runtime.limits import STATUS_STEP_INTERVAL
+from elastic_runtime.limits import POD_PAUSES
 from tests.unit.controller.jobs import job
 
 NOW = 1_750_000_000.0
@@ -41,37 +43,6 @@ def test_what_was_never_the_case_is_not_denied() -> None:
     assert not status.set_condition(SUSPENDED, False, "Resumed", "")
     assert status.set_condition(CREATED, False, "InvalidSpec", "")
     assert [each["type"] for each in status.build()["conditions"]] == [CREATED]
-
-
-def test_what_is_remembered_is_read_back_also_from_a_newer_controller() -> None:
-    memory = Memory(launch=(1, 4), begun=True, slots={3: PodSlot("u", falls=2)}, told=("x",))
-    kept = memory.kept()
-    assert "failures" not in kept, "what is empty is left out"
-    newer = {**kept, "more": 1, "slots": {"3": {**kept["slots"]["3"], "more": 1}}}
-    assert Memory.of(newer) == memory
-
-
-def test_counts_of_agents_that_begin_anew_are_added() -> None:
-    status = builder()
-    for failed in (2, 3, 1):  # the last one is of the job's next incarnation
-        status.apply_report(AgentReport(round=1, restarts={"failed": failed}))
-    status.apply_report(AgentReport(round=0, restarts={}))  # a newcomer knows nothing
-    assert status.values["restarts"]["failed"] == 4
-    status.count_restarts({"planned": 5})
-    assert status.values["restartCount"] == 4, "a planned change is no restart"
-
-
-def test_a_step_is_not_written_all_the_time() -> None:
-    first = builder()
-    first.apply_report(AgentReport(round=1, world=2, step=10))
-    soon = builder(first.build(), NOW + 1)
-    soon.apply_report(AgentReport(round=1, world=2, step=11))
-    assert soon.values["step"] == 10
-    soon.apply_report(AgentReport(round=1, world=2, step=12), last=True)
-    assert soon.values["step"] == 12
-    later = builder(first.build(), NOW + STATUS_STEP_INTERVAL + 1)
-    later.apply_report(AgentReport(round=1, world=2, step=13))
-    assert later.values["step"] == 13
 
 
 def test_pods_that_are_cleaned_up_still_count() -> None:
@@ -103,3 +74,43 @@ def test_a_problem_that_comes_back_is_announced_again() -> None:
         told.append(len(made.events))
         status = made.build()
     assert told == [1, 0, 0, 1]
+
+
+# ---------------------------------------------------------------- what a decision starts from
+
+
+def context_of(status: dict[str, Any] | None = None, **spec: Any) -> PlanContext:
+    made = {**job(**spec), "status": status or {}}
+    return PlanContext(JobSpec.of(made), StatusBuilder(made, NOW), Observed(), NOW, "etcd:1")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "launched", "desired", "wanted"),
+    [
+        (2, [], 2, 2),
+        (4, [], 4, 5),  # a spare only beyond a full world: below it, it would be a member
+        (1, [3, 4], 3, 3),  # agents were told 3 to 4, and go on saying so
+        (4, [1, 6], 4, 4),
+    ],
+)
+def test_sizes_stay_within_the_bounds_that_the_agents_were_started_with(
+    replicas: int, launched: list[int], desired: int, wanted: int
+) -> None:
+    context = context_of({"memory": {"launch": launched}}, replicas=replicas, spares=1)
+    assert (context.desired, context.wanted) == (desired, wanted)
+
+
+def test_a_pause_that_a_wrong_clock_has_set_holds_nothing_up() -> None:
+    context = context_of()
+    assert context.is_ahead(NOW + 1)
+    assert not context.is_ahead(NOW)
+    assert not context.is_ahead(NOW + POD_PAUSES.longest + 2)
+
+
+def test_the_next_look_is_at_the_earliest_moment_and_never_in_the_past() -> None:
+    context = context_of()
+    for moment in (NOW + 9, NOW + 5, NOW + 7):
+        context.wake_at(moment)
+    assert context.finish("").wake_at == NOW + 5
+    context.wake_at(NOW - 5)
+    assert context.finish("").wake_at == NOW

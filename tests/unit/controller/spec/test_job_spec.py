@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from elastic_runtime.cli.kube.build_job import checked_job
 from elastic_runtime.controller.spec.job_spec import Checkpoint, Etcd, InvalidSpec, JobSpec, Rule
-from tests.unit.controller.jobs import CLASSIC, UID, container, job
+from elastic_runtime.controller.spec.scheduling_spec import Scheduling
+from elastic_runtime.controller.spec.topology_spec import MOST_LEVELS, are_node_labels
+from tests.unit.controller.jobs import CLASSIC, FULL, UID, container, job, template_of
+from tests.unit.controller.simulated import begun
 
 
 def test_a_classic_manifest_is_read_unchanged() -> None:
@@ -45,43 +49,14 @@ def test_sizes_that_are_left_out(
 
 
 def test_every_field_is_read() -> None:
-    spec = JobSpec.of(
-        job(
-            rdzvEndpoint="etcds://etcd.ns:2379",
-            rdzvId="mine",
-            nprocPerNode=2,
-            suspend=True,
-            spares=1,
-            maxRestarts=0,
-            cleanPodPolicy="None",
-            ttlSecondsAfterFinished=0,
-            activeDeadlineSeconds=60,
-            backoffLimit=3,
-            failurePolicy={
-                "rules": [
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {"operator": "NotIn", "values": [1, 2]},
-                    },
-                    {"action": "Ignore", "onReasons": ["OOMKilled"]},
-                ]
-            },
-            checkpoint={"claimName": "disk", "mountPath": "/ckpt"},
-            etcd={"tls": {"secretName": "certs"}, "auth": {"secretName": "login"}},
-        )
-    )
-    assert (spec.nproc, spec.spares, spec.max_restarts, spec.suspend) == ("2", 1, 0, True)
-    assert (spec.clean, spec.ttl, spec.deadline, spec.backoff_limit) == ("None", 0, 60, 3)
-    assert spec.rules == (
-        Rule("FailJob", frozenset({1, 2}), within=False),
-        Rule("Ignore", reasons=frozenset({"OOMKilled"})),
-    )
+    spec = JobSpec.of({**FULL, "spec": {**FULL["spec"], "suspend": True}})
+    assert (spec.nproc, spec.spares, spec.max_restarts, spec.suspend) == ("auto", 1, 1, True)
+    assert (spec.clean, spec.ttl, spec.deadline, spec.backoff_limit) == ("All", 10, 100, 1)
+    assert (spec.endpoint, spec.restart_policy) == ("etcd:2379", "Always")
+    assert spec.rules == (Rule("Count", frozenset({3}), reasons=frozenset({"OOMKilled"})),)
     assert spec.checkpoint == Checkpoint("disk", "", "/ckpt")
-    assert spec.etcd == Etcd("", "certs", "login")
-    assert spec.secrets == {
-        "spec.etcd.tls.secretName": "certs",
-        "spec.etcd.auth.secretName": "login",
-    }
+    assert spec.etcd == Etcd("e:1", "s", "t")
+    assert spec.secrets == {"spec.etcd.tls.secretName": "s", "spec.etcd.auth.secretName": "t"}
     assert [spec.run_id(0), spec.run_id(1)] == ["mine", "mine-1"]
 
 
@@ -92,7 +67,7 @@ def test_each_attempt_has_a_run_id_of_its_own() -> None:
 
 def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
     made = job()
-    containers = made["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    containers = template_of(made)["spec"]["containers"]
     containers.append({"name": "elasticjob-worker", "image": "img:2"})
     assert JobSpec.of(made).container == 1
     assert list(JobSpec.of(made).images.values()) == ["img:2", "img:1"]
@@ -100,10 +75,9 @@ def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
     assert JobSpec.of(made).container == 0
 
 
-WORKER = "spec.replicaSpecs.Worker"
+WORKER, QUEUE, LABELS = "spec.replicaSpecs.Worker", "spec.scheduling", "spec.topology.nodeLabels"
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"minReplicas": 3, "maxReplicas": 2}, "spec.minReplicas", "above maxReplicas 2"),
-    ({"minReplicas": 0}, "spec.minReplicas", "less than 1"),
     ({"replicas": 5}, f"{WORKER}.replicas", "not between minReplicas 1 and maxReplicas 4"),
     ({"replicas": 1, "minReplicas": 2}, f"{WORKER}.replicas", "not between"),
     ({"maxReplicas": 10**6}, "spec.maxReplicas", "more than 10000"),
@@ -111,19 +85,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"maxReplicas": True}, "spec.maxReplicas", "not a whole number"),
     ({"worker": {"restartPolicy": "Sometimes"}}, f"{WORKER}.restartPolicy", "Always, OnFailure"),
     ({"worker": {"template": None}}, f"{WORKER}.template", "missing"),
-    ({"worker": {"template": {}}}, f"{WORKER}.template.spec", "missing"),
-    ({"worker": {"template": {"spec": {}}}}, f"{WORKER}.template.spec.containers", "container"),
-    (
-        {"worker": {"template": {"spec": {"containers": [{"name": "a"}]}}}},
-        f"{WORKER}.template.spec.containers[0].image",
-        "needs an image",
-    ),
-    (
-        {"worker": {"template": {"spec": {"containers": ["a"]}}}},
-        f"{WORKER}.template.spec.containers[0]",
-        "not an object",
-    ),
-    ({"replicaSpecs": None}, "spec.replicaSpecs", "missing"),
     ({"replicaSpecs": {"Master": {}}}, "spec.replicaSpecs.Master", "Worker"),
     ({"rdzvEndpoint": "<your_etcd_endpoint>:<port>"}, "spec.rdzvEndpoint", "endpoint"),
     ({"rdzvEndpoint": "c10d://a:1"}, "spec.rdzvEndpoint", "etcd"),
@@ -134,9 +95,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"etcd": {"auth": {"secretName": "s"}}}, "spec.etcd.auth", "rdzvEndpoint"),
     ({"nprocPerNode": "many"}, "spec.nprocPerNode", "neither a number"),
     ({"nprocPerNode": 0}, "spec.nprocPerNode", "neither a number"),
-    ({"cleanPodPolicy": "Some"}, "spec.cleanPodPolicy", "All, Running, None"),
-    ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished", "less than 0"),
-    ({"activeDeadlineSeconds": 0}, "spec.activeDeadlineSeconds", "less than 1"),
     ({"suspend": "yes"}, "spec.suspend", "neither true nor false"),
     ({"checkpoint": {"claimName": "a", "url": "s3://b"}}, "spec.checkpoint", "either"),
     ({"checkpoint": {"mountPath": "/a"}}, "spec.checkpoint", "either"),
@@ -164,6 +122,23 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "spec.failurePolicy.rules[0].onExitCodes.values",
         "whole numbers",
     ),
+    ({"scheduling": {"queue": "Team"}}, f"{QUEUE}.queue", "'Team' is not the name of an object"),
+    ({"scheduling": {"queue": ""}}, f"{QUEUE}.queue", "it is empty"),
+    ({"scheduling": {"queue": 7}}, f"{QUEUE}.queue", "7 is not a text"),
+    ({"scheduling": {"gang": "all"}}, f"{QUEUE}.gang", "coscheduling, volcano, kai, native"),
+    ({"scheduling": {"priorityClass": "a"}}, f"{QUEUE}.priorityClass", "name one in queue"),
+    (
+        {"scheduling": {"queue": "q", "gang": "kai", "surplusPriorityClass": "a"}},
+        f"{QUEUE}.surplusPriorityClass",
+        "kai knows none: use spec.priorityClassName",
+    ),
+    ({"scheduling": []}, QUEUE, "[] is not an object"),
+    ({"topology": {"nodeLabels": "rack"}}, LABELS, "not a list"),
+    ({"topology": {"nodeLabels": ["rack"] * (MOST_LEVELS + 1)}}, LABELS, "at most 8 are possible"),
+    ({"topology": {"nodeLabels": ["zone", 7]}}, f"{LABELS}[1]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["a/b/c"]}}, f"{LABELS}[0]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["Example.com/rack"]}}, f"{LABELS}[0]", "no key of a label"),
+    ({"topology": {"nodeLabels": ["rack-"]}}, f"{LABELS}[0]", "no key of a label"),
 ]
 
 
@@ -175,6 +150,7 @@ def test_what_is_wrong_is_named_with_its_field(
         JobSpec.of(job(**fields))
     assert raised.value.field == field
     assert why in raised.value.why
+    assert str(raised.value) == f"{field}: {raised.value.why}"
     assert "secret" not in str(raised.value)
 
 
@@ -191,3 +167,74 @@ def test_null_is_as_if_left_out() -> None:
     made["spec"]["etcd"] = None
     assert JobSpec.of(made) == JobSpec.of(copy.deepcopy(made))
     assert JobSpec.of(made).etcd == Etcd()
+
+
+# ---------------------------------------------------------------- queues and gangs
+
+
+@pytest.mark.parametrize(
+    ("asked", "kueue"),
+    [
+        (None, False),
+        ({"gang": "coscheduling"}, False),
+        ({"queue": "team"}, True),
+        ({"queue": "team", "gang": "coscheduling"}, True),
+        ({"queue": "team", "gang": "native"}, True),
+        ({"queue": "team", "gang": "volcano"}, False),
+        ({"queue": "team", "gang": "kai"}, False),
+    ],
+)
+def test_a_queue_is_kueues_unless_the_scheduler_has_its_own(asked: Any, kueue: bool) -> None:
+    read = JobSpec.of(job(scheduling=asked)).scheduling
+    assert read == Scheduling(**(asked or {}))
+    assert read.kueue is kueue
+
+
+@pytest.mark.parametrize(
+    ("label", "asked", "is_told"),
+    [
+        ("team", None, True),
+        ("team", {"queue": "other"}, True),
+        ("team", {"queue": "team"}, False),
+        ("", None, False),
+    ],
+)
+def test_a_queue_in_a_label_of_the_job_has_no_effect_and_that_is_told(
+    label: str, asked: Any, is_told: bool
+) -> None:
+    made = job(scheduling=asked)
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": label} if label else {}
+    cluster = begun(made)
+    assert cluster.reasons("Warning") == (["QueueIgnored"] if is_told else [])
+    if is_told:
+        with pytest.raises(InvalidSpec, match=r"say it in spec\.scheduling\.queue"):
+            checked_job(made)
+    else:
+        checked_job(made)
+
+
+# ---------------------------------------------------------------- labels of nodes
+
+KEYS = ["topology.kubernetes.io/zone", "example.com/block", "rack"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "read"),
+    [
+        (None, None),
+        ({}, None),
+        ({"nodeLabels": None}, None),
+        ({"nodeLabels": []}, ()),
+        ({"nodeLabels": KEYS}, tuple(KEYS)),
+    ],
+)
+def test_a_job_names_labels_or_none_or_leaves_it_to_the_controller(
+    topology: Any, read: tuple[str, ...] | None
+) -> None:
+    assert JobSpec.of(job(topology=topology)).node_labels == read
+
+
+def test_the_setting_follows_the_same_rules() -> None:
+    assert are_node_labels(()) and are_node_labels(KEYS)
+    assert not are_node_labels(["rack"] * (MOST_LEVELS + 1))
+    assert not are_node_labels(["rack", ""])

@@ -11,8 +11,8 @@ from elastic_runtime.controller.decide.groups.gang_groups import gang_name, pod_
 from elastic_runtime.controller.decide.job_types import ApplyPodGroup, CreatePod
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.kube.pod_groups import COSCHEDULING, KAI, NATIVE, SCHEMAS, VOLCANO
-from tests.unit.controller.jobs import job
-from tests.unit.controller.simulated import Cluster, running
+from tests.unit.controller.jobs import job, template_of
+from tests.unit.controller.simulated import Cluster, begun, running
 
 KINDS = {"coscheduling": COSCHEDULING, "volcano": VOLCANO, "kai": KAI, "native": NATIVE}
 
@@ -51,20 +51,17 @@ def test_a_group_is_what_its_definition_allows(name: str) -> None:
 def test_pods_are_placed_by_that_scheduler_unless_the_template_names_one(
     name: str, scheduler: str | None
 ) -> None:
-    cluster = Cluster(gang(name))
-    cluster.settle()
+    cluster = begun(gang(name))
     assert {pod["spec"].get("schedulerName") for pod in pods(cluster)} == {scheduler}
 
     asked = gang(name)
-    asked["spec"]["replicaSpecs"]["Worker"]["template"]["spec"]["schedulerName"] = "mine"
-    cluster = Cluster(asked)
-    cluster.settle()
+    template_of(asked)["spec"]["schedulerName"] = "mine"
+    cluster = begun(asked)
     assert {pod["spec"]["schedulerName"] for pod in pods(cluster)} == {"mine"}
 
 
 def test_pods_of_native_gangs_name_the_group() -> None:
-    cluster = Cluster(gang("native"))
-    cluster.settle()
+    cluster = begun(gang("native"))
     named = gang_name(JobSpec.of(cluster.job), 2)
     assert cluster.gangs == {("native", named)}
     assert [pod["spec"]["schedulingGroup"] for pod in pods(cluster)] == [
@@ -73,15 +70,13 @@ def test_pods_of_native_gangs_name_the_group() -> None:
 
 
 def test_volcano_may_take_the_pods_beyond_the_minimum() -> None:
-    cluster = Cluster(gang("volcano"))
-    cluster.settle()
+    cluster = begun(gang("volcano"))
     notes = [pod["metadata"]["annotations"].get("volcano.sh/preemptable") for pod in pods(cluster)]
     assert notes == [None, None, "true"]
 
 
 def test_kai_is_told_to_make_no_group_of_its_own() -> None:
-    cluster = Cluster(gang("kai"))
-    cluster.settle()
+    cluster = begun(gang("kai"))
     for pod in pods(cluster):
         assert pod["metadata"]["annotations"]["kai.scheduler/skip-podgrouper"] == "true"
         assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "team"
@@ -101,13 +96,10 @@ def test_the_group_is_written_down_then_made_and_then_its_pods() -> None:
 def test_another_minimum_or_scheduler_is_another_group() -> None:
     cluster = running(3, minReplicas=2, scheduling={"gang": "coscheduling"})
     (before,) = cluster.gangs
-    cluster.edit(suspend=True)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
+    cluster.edit(suspend=True).settle()
+    cluster.vanish().settle()
     assert cluster.gangs == set()
-    cluster.edit(suspend=False, minReplicas=1)
-    cluster.settle()
+    cluster.edit(suspend=False, minReplicas=1).settle()
     (after,) = cluster.gangs
     assert after != before
 
@@ -118,32 +110,20 @@ def test_while_pods_are_there_new_ones_join_their_group(after: str | None) -> No
     cluster = running(3, minReplicas=2, scheduling={"gang": "coscheduling"})
     before = set(cluster.gangs)
     cluster.edit(scheduling={"gang": after} if after else {})
-    cluster.delete(1)
-    cluster.vanish()
-    cluster.settle()
+    cluster.delete(1).vanish().settle()
     assert cluster.gangs == before
     named = cluster.manifests["digits-worker-1"]["metadata"]["labels"]
     assert named["scheduling.x-k8s.io/pod-group"] in {name for _, name in before}
 
-    cluster.edit(suspend=True)
-    cluster.settle()
-    cluster.vanish()
-    cluster.settle()
-    cluster.edit(suspend=False)
-    cluster.settle()
+    cluster.edit(suspend=True).settle()
+    cluster.vanish().edit(suspend=False).settle()
     assert [kind for kind, _ in cluster.gangs] == ([after] if after else [])
 
 
 def test_who_is_added_to_a_job_without_a_gang_is_in_none() -> None:
     cluster = running(2)
-    cluster.edit(scheduling={"gang": "coscheduling"}, replicas=3)
-    cluster.settle()
+    assert "gang" not in cluster.status["memory"]
+    cluster.edit(scheduling={"gang": "coscheduling"}, replicas=3).settle()
     assert cluster.gangs == set()
     labels = cluster.manifests["digits-worker-2"]["metadata"]["labels"]
     assert "scheduling.x-k8s.io/pod-group" not in labels
-
-
-def test_no_job_without_a_gang_has_a_group() -> None:
-    cluster = running(2)
-    assert cluster.gangs == set()
-    assert "gang" not in cluster.status["memory"]
