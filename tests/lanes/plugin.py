@@ -53,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --all: without what has passed on this commit, in a clean tree",
     )
+    # Write them with "=": pytest takes a file that stands alone for a test.
     group.addoption("--also", metavar="FILE", help="the quick lane, and the pieces in this file")
     group.addoption("--outcomes", metavar="FILE", help="write here how each test has ended")
 

@@ -78,7 +78,7 @@ def main(first: Path, options: list[str]) -> int:
     keep(failed)
     print(f"second try: {len(failed)} failed, and run once more, alone", flush=True)
     with tempfile.NamedTemporaryFile() as file:
-        command = ["scripts/test", *options, "-n", "0", "--outcomes", file.name, *failed]
+        command = ["scripts/test", *options, "-n", "0", f"--outcomes={file.name}", *failed]
         done = subprocess.run(command, cwd=ROOT, check=False)
         second = outcomes(Path(file.name).read_text())
     known = {row.test for row in flaky.read(flaky.PAGE.read_text())}

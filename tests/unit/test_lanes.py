@@ -284,7 +284,7 @@ def test_a_failed_test_is_named_when_it_fails(run: Run) -> None:
 
 
 def test_who_passes_alone_is_excused_and_kept(run: Run, tmp_path: Path) -> None:
-    assert run("scripts/test", "-n", "2", "-k", "chance", "--outcomes", "o").returncode == 1
+    assert run("scripts/test", "-n", "2", "-k", "chance", "--outcomes=o").returncode == 1
     done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
     assert done.returncode == 0, done.stdout
     assert "flaky: tests/unit/test_some.py::test_by_chance (add it" in done.stdout
@@ -293,9 +293,7 @@ def test_who_passes_alone_is_excused_and_kept(run: Run, tmp_path: Path) -> None:
 
 
 def test_who_fails_again_is_not_excused(run: Run) -> None:
-    assert (
-        run("scripts/test", "-n", "2", "-k", "fails or chance", "--outcomes", "o").returncode == 1
-    )
+    assert run("scripts/test", "-n", "2", "-k", "fails or chance", "--outcomes=o").returncode == 1
     done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
     assert done.returncode == 1
     assert "flaky: tests/unit/test_some.py::test_by_chance" in done.stdout
@@ -304,7 +302,7 @@ def test_who_fails_again_is_not_excused(run: Run) -> None:
 
 @pytest.mark.parametrize("method", ["thread", "signal"])
 def test_who_hung_is_not_tried_again(run: Run, method: str) -> None:
-    options = ("--timeout-method", method, "--outcomes", "o")
+    options = ("--timeout-method", method, "--outcomes=o")
     run("scripts/test", "-n", "1", "-k", "hangs", *options)
     done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
     assert done.returncode == 1
@@ -353,7 +351,7 @@ def test_the_quick_lane_leaves_out_what_is_slow_unless_it_is_asked_for(
 ) -> None:
     assert "1 passed" in run("scripts/test", "-n", "0", "-k", "holds or slow").stdout
     (tmp_path / "also").write_text("tests/unit\ntorch 2.15\n")
-    done = run("scripts/test", "-n", "0", "--also", "also", "-k", "holds or slow")
+    done = run("scripts/test", "-n", "0", "--also=also", "-k", "holds or slow")
     assert "2 passed" in done.stdout
     assert "1 passed" in run("scripts/test", "-n", "0", "tests/unit", "-k", "slow").stdout
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 FORGOTTEN = """
-import pytest
-
 import torch
 import elastic_runtime as elastic
 

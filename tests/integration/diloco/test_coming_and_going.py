@@ -16,8 +16,6 @@ from tests.integration.diloco.replicas import Replicas
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
     from tests.etcd_server import EtcdServer
 
 FAR = 100_000  # inner steps: no sync is due in any test
