@@ -90,13 +90,9 @@ def changes(node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
             yield test, ast.Constant(False)
         case ast.arguments(posonlyargs=first, args=args, defaults=defaults):
             # Of the positional ones only the first can lose its default: those behind it need it.
-            named = [*first, *args, *node.kwonlyargs][len(first) + len(args) - len(defaults) :]
-            values: list[ast.expr | None] = [
-                *defaults[:1],
-                *[None] * len(defaults[1:]),
-                *node.kw_defaults,
-            ]
-            for arg, default in zip(named, values, strict=True):
+            positional = [*first, *args][len(first) + len(args) - len(defaults) :]
+            one = zip(positional, defaults[:1], strict=False)
+            for arg, default in (*one, *zip(node.kwonlyargs, node.kw_defaults, strict=True)):
                 if default:
                     old = ast.copy_location(ast.arg(arg.arg, arg.annotation), arg)
                     old.end_lineno, old.end_col_offset = default.end_lineno, default.end_col_offset
