@@ -1,4 +1,4 @@
-"""One fault each: training goes on, ends, and its checkpoint is right."""
+"""Faults, one after the other: training goes on, ends, and its checkpoint is right."""
 
 from __future__ import annotations
 
@@ -25,57 +25,27 @@ def endpoint(etcd: EtcdServer) -> str:
     return f"etcd://{etcd.endpoint}"
 
 
-@pytest.mark.golden("on etcd with checkpoints: a worker is killed")
-def test_a_worker_is_killed(tmp_path: Path, endpoint: str) -> None:
-    with Cluster(tmp_path, endpoint, _STEPS, bounds=(2, 2)) as cluster:
-        _, victim = cluster.start(2)
+@pytest.mark.golden("on etcd with checkpoints: nodes join and leave, workers and nodes are killed")
+def test_the_common_faults(tmp_path: Path, endpoint: str) -> None:
+    with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 3), options=_QUICK) as cluster:
+        leaver, victim = cluster.start(2)
         cluster.wait_for_steps(25, world=2)
-        cluster.kill_worker(victim)
-        cluster.wait_for_steps(25)
-        cluster.wait(lambda: cluster.round == 2, "a second round")
-        cluster.end_training()
-        cluster.finish()
-        assert cluster.exit_codes() == {EXIT_DONE}
-        assert cluster.round == 2
-
-
-@pytest.mark.golden("on etcd with checkpoints: a node is killed")
-def test_an_agent_is_killed(tmp_path: Path, endpoint: str) -> None:
-    with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 3)) as cluster:
-        victim = cluster.start(3)[0]
+        third = cluster.start()[0]
         cluster.wait_for_steps(25, world=3)
+        cluster.ask_to_leave(leaver)
+        cluster.wait_for_steps(25, world=2)
+        assert repeated_steps(cluster.notes()) == 0, "a planned change costs no step"
+        before = cluster.round
+        cluster.kill_worker(third)
+        cluster.wait(lambda: cluster.round == before + 1, "another round")
+        cluster.wait_for_steps(25, world=2)
         cluster.kill_agent(victim)
         cluster.wait(lambda: not victim.processes(), "the end of the killed agent's workers", 10)
-        cluster.wait_for_steps(25, world=2)
-        cluster.end_training()
-        cluster.finish()
-        assert cluster.exit_codes() == {EXIT_DONE, -9}
-
-
-@pytest.mark.golden("on etcd with checkpoints: a node joins")
-def test_a_node_joins(tmp_path: Path, endpoint: str) -> None:
-    with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 2), options=_QUICK) as cluster:
-        cluster.start()
         cluster.wait_for_steps(25, world=1)
-        cluster.start()
-        cluster.wait_for_steps(25, world=2)
-        assert repeated_steps(cluster.notes()) == 0
-        cluster.end_training()
-        cluster.finish()
-        assert cluster.exit_codes() == {EXIT_DONE}
-
-
-@pytest.mark.golden("on etcd with checkpoints: a node gets SIGTERM")
-def test_a_node_is_asked_to_leave(tmp_path: Path, endpoint: str) -> None:
-    with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 2)) as cluster:
-        leaver, _ = cluster.start(2)
-        cluster.wait_for_steps(25, world=2)
-        cluster.ask_to_leave(leaver)
-        cluster.wait_for_steps(25, world=1)
-        assert repeated_steps(cluster.notes()) == 0
         cluster.end_training()
         cluster.finish()
         assert leaver.agent.returncode == EXIT_LEFT
+        assert cluster.exit_codes() == {EXIT_DONE, EXIT_LEFT, -9}
 
 
 def test_a_node_falls_silent(tmp_path: Path, endpoint: str) -> None:

@@ -184,7 +184,6 @@ def test_killed_at_any_point(copies: Any, old: Path, kind: str) -> None:
     assert set(found) == ({OLD, NEW} if kind == "kill" else {OLD})
 
 
-@pytest.mark.golden("a rank is killed at any point of a save")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_at_any_point_takes_only_this_save_along(
     copies: Any, old: Path, victim: int

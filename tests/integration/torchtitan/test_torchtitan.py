@@ -15,10 +15,8 @@ from tests.integration.trainers.scenarios import restart_in_other_worlds
 if TYPE_CHECKING:
     from pathlib import Path
 
-_GOLDEN = pytest.param("usual", marks=pytest.mark.golden("torchtitan"))
 
-
-@pytest.mark.parametrize("kind", [_GOLDEN, "packed"])
+@pytest.mark.parametrize("kind", ["usual", "packed"])
 def test_a_job_that_loses_a_worker_and_a_node(tmp_path: Path, kind: str) -> None:
     with TitanJob(tmp_path, kind=kind) as job:
         restart_in_other_worlds(job)
@@ -43,6 +41,7 @@ def test_a_world_that_does_not_divide_the_global_batch(tmp_path: Path) -> None:
             job.compare(end, whole)
 
 
+@pytest.mark.golden("torchtitan: a worker is killed")
 def test_data_that_end_do_so_on_all_ranks(tmp_path: Path) -> None:
     with TitanJob(tmp_path, kind="finite", seconds=0.2) as job:
         before = job.ranks(2, more=5)

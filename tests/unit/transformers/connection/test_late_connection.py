@@ -65,9 +65,8 @@ def ranks(folder: Path, port: int, rank: int, found: Any, elastic: bool) -> None
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "elastic", [pytest.param(False, marks=pytest.mark.slow("two imports of all of it")), True]
-)
+@pytest.mark.slow("two processes that import all of it, for each")
+@pytest.mark.parametrize("elastic", [False, True])
 def test_who_does_not_go_on_in_place_connects_with_the_trainer(
     tmp_path: Path, elastic: bool
 ) -> None:
