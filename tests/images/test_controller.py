@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.timeout(1800),
-]
+pytestmark = pytest.mark.timeout(600)
 
 CONFINED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 

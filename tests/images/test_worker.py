@@ -15,9 +15,7 @@ from tests.images.conftest import ROOT, Container, Images, docker
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.timeout(1800),
-]
+pytestmark = pytest.mark.timeout(600)
 
 DIGITS = ("-m", "elastic_runtime.examples.digits")
 Start = Callable[..., Container]

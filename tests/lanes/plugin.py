@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lanes import changes, flaky, passed, seconds
-from tests.lanes.pieces import ORDER, Pieces, top_folder
+from tests.lanes.pieces import ORDER, TOGETHER, Pieces, top_folder
 
 if TYPE_CHECKING:
     from collections.abc import Container, Generator
@@ -280,10 +280,15 @@ class _Processor:
         self._used = _processor_s()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         before, self._used = self._used, _processor_s()
-        report.user_properties.append((_PROCESSOR, f"{self._used - before:.2f}"))
+        # What containers use is not seen here.
+        in_containers = top_folder(item.nodeid) in TOGETHER
+        used = report.duration if in_containers else self._used - before
+        report.user_properties.append((_PROCESSOR, f"{used:.2f}"))
         return report
 
 

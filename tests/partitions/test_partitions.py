@@ -45,7 +45,7 @@ def _costs_nothing(figures: Figures) -> bool:
     return (figures.failures, figures.fruitless) == (0, 0)
 
 
-@pytest.mark.timeout(120 + _COUNT * (60 + max(_SECONDS)))
+@pytest.mark.timeout(60 + _COUNT * (30 + max(_SECONDS)))
 def test_cuts_in_a_row(tmp_path: Path) -> None:
     seed = int(os.environ.get("ELASTIC_PARTITIONS_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"ELASTIC_PARTITIONS_SEED={seed}")  # shown if the test fails
