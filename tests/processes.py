@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MARKER = "ELASTIC_TEST_MARK"
 # Seconds for a program that only imports and looks, beside jobs that share two cores with it: what
 # takes 3 s alone took 60 there. Less than the time-out of a test, which ends all tests beside it.
-PROGRAM_TIMEOUT = 150.0
+PROGRAM_TIMEOUT = 100.0
 
 _T = TypeVar("_T")
 _PROC = Path("/proc")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-_PATIENCE = 120.0
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)

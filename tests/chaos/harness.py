@@ -116,7 +116,7 @@ class Cluster(Fleet):
         what = f"step {goal}" + (f" with {world} ranks" if world else "")
         self.wait(lambda: self.step >= goal and (not world or self.world == world), what)
 
-    def finish(self, patience: float = 120.0) -> None:
+    def finish(self, patience: float = 60.0) -> None:
         """Waits for the end of all nodes and checks everything that must always be true."""
         self.wait_for_end(patience)
         assert self.exit_codes() & {EXIT_DONE}, self.story()

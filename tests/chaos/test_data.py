@@ -109,7 +109,7 @@ def test_no_sample_of_a_committed_step_is_missing_or_repeated(tmp_path: Path, ma
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            timeout=150,
+            timeout=100,
         )
     assert job.returncode == 0, log.read_text()[-6000:]
     assert len(list((tmp_path / "faults").iterdir())) == _FAULTS, "the job was too short"

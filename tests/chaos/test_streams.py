@@ -143,7 +143,7 @@ def check(task: Task, mark: str, *options: str) -> list[dict[str, Any]]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            timeout=150,
+            timeout=100,
         )
     assert job.returncode == 0, log.read_text()[-6000:]
     assert len(list((folder / "faults").iterdir())) == _FAULTS, "the job was too short"

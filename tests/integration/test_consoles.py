@@ -82,7 +82,7 @@ def test_a_job_ends_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
     job = start("--local-nodes", nodes, "--min", nodes, "train.py", stderr=full_pipe)
-    assert job.wait(timeout=300) == EXIT_DONE
+    assert job.wait(timeout=100) == EXIT_DONE
     assert (tmp_path / "stdout").read_bytes().count(b"through") == int(nodes)
 
 
@@ -95,13 +95,13 @@ def test_a_job_leaves_on_request_whose_standard_error_is_stuck(
         lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
     )
     job.send_signal(signal.SIGTERM)
-    assert job.wait(timeout=300) == EXIT_LEFT
+    assert job.wait(timeout=100) == EXIT_LEFT
 
 
 def test_a_usage_error_keeps_its_exit_code_on_a_stuck_standard_error(
     start: Start, full_pipe: int
 ) -> None:
-    assert start("nowhere.py", stderr=full_pipe).wait(timeout=300) == 2
+    assert start("nowhere.py", stderr=full_pipe).wait(timeout=100) == 2
 
 
 _TOO_FEW = ("--min", "2", "--max", "2", "--join-timeout", "0.5", "train.py")
@@ -111,7 +111,7 @@ def test_a_full_disk_under_standard_error_replaces_no_exit_code(start: Start) ->
     descriptor = os.open("/dev/full", os.O_WRONLY)
     job = start(*_TOO_FEW, stderr=descriptor)
     os.close(descriptor)
-    assert job.wait(timeout=300) == EXIT_NOT_ENOUGH_NODES
+    assert job.wait(timeout=100) == EXIT_NOT_ENOUGH_NODES
 
 
 def test_a_reader_that_has_gone_replaces_no_exit_code(start: Start) -> None:
@@ -119,13 +119,13 @@ def test_a_reader_that_has_gone_replaces_no_exit_code(start: Start) -> None:
     job = start(*_TOO_FEW, stderr=writing)
     os.close(writing)
     os.close(reading)
-    assert job.wait(timeout=300) == EXIT_NOT_ENOUGH_NODES
+    assert job.wait(timeout=100) == EXIT_NOT_ENOUGH_NODES
 
 
 def test_last_words_are_there_and_come_last(start: Start, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("wb") as stderr:
         job = start(*_TOO_FEW, stderr=stderr.fileno())
-    assert job.wait(timeout=300) == EXIT_NOT_ENOUGH_NODES
+    assert job.wait(timeout=100) == EXIT_NOT_ENOUGH_NODES
     lines = (tmp_path / "stderr").read_text().splitlines()
     assert '"job.join_command"' in lines[0]
     assert lines[-1].startswith("elastic-run: ")
@@ -145,12 +145,12 @@ def test_a_job_that_is_started_without_standard_streams(
     for descriptor in range(3):
         assert os.readlink(f"/proc/{job.pid}/fd/{descriptor}") == os.devnull
     (tmp_path / "go").touch()
-    assert job.wait(timeout=300) == EXIT_DONE
+    assert job.wait(timeout=100) == EXIT_DONE
 
 
 def test_a_function_that_is_launched_without_standard_streams(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run(
-        [*_CLOSED, sys.executable, "program.py", "square"], cwd=tmp_path, timeout=300
+        [*_CLOSED, sys.executable, "program.py", "square"], cwd=tmp_path, timeout=100
     )
     assert done.returncode == 0

@@ -36,7 +36,7 @@ def test_no_error_file_ends_an_agent(tmp_path: Path) -> None:
         [*ELASTIC_RUN, *options, str(tmp_path / "script.py"), str(tmp_path / "lives")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
         check=False,
     )
     events = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]

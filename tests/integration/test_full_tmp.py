@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

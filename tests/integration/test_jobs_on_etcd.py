@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.etcd]
 
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 class Node:

@@ -78,7 +78,7 @@ def run(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(program), *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
         check=False,
     )
 
@@ -127,7 +127,7 @@ if __name__ == "__main__":
 """
     )
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.stdout.startswith("usage:"), done.stdout + done.stderr
     assert "Traceback" not in done.stderr

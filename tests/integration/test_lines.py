@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-PATIENCE = 90.0
+PATIENCE = 60.0
 # Trains up to the step that the file says, and saves each 30th.
 SAVES = """
 import os, time

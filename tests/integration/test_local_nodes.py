@@ -55,7 +55,7 @@ class _Job:
 
     def end(self) -> int:
         """Its exit code."""
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=100)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_one_of_the_nodes_says_how_the_job_has_ended(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
         check=False,
     )
     assert ended.stderr.count("elastic-run: ") == 1, ended.stderr

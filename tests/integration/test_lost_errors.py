@@ -46,7 +46,7 @@ def test_one_worker_that_waits_is_expected_once(log: str, expected: str, tmp_pat
         env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
         check=False,
     )
     assert expected in done.stdout.splitlines()[-1], done.stdout + done.stderr

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_PATIENCE = 120.0
+_PATIENCE = 60.0
 _LOCAL = "127.0.0.1"
 
 

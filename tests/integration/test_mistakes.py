@@ -72,7 +72,7 @@ def _run(module: str, mistake: Mistake, folder: Path) -> subprocess.CompletedPro
         text=True,
         cwd=folder,
         env={**plain, **mark, **mistake.environ},
-        timeout=300,
+        timeout=100,
     )
 
 

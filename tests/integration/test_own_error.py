@@ -37,7 +37,7 @@ def error_of(launcher: tuple[str, ...], script: str, here: Path) -> dict[str, An
         capture_output=True,
         text=True,
         cwd=here,
-        timeout=120,
+        timeout=100,
     )
     assert ended.returncode != 0, ended.stderr
     assert [file.name for file in here.glob("error.json*")] == ["error.json"]

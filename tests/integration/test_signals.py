@@ -18,7 +18,7 @@ from tests import processes
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATIENCE = 120.0
+PATIENCE = 60.0
 SCRIPT = """
 import os, pathlib, signal, sys, time
 

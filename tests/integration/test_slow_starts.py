@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Start = Callable[..., subprocess.Popen[bytes]]
 
 _SLOW = Path(__file__).with_name("slow_starts")
-_PATIENCE = 120.0
+_PATIENCE = 60.0
 
 
 def _mark(folder: Path) -> str:

@@ -133,7 +133,7 @@ def test_a_node_that_listens_everywhere_says_so_once(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
     )
     assert ran.returncode == 0, ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if "listening.wide" in line]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.etcd_server import EtcdServer
 
-PATIENCE = 90.0
+PATIENCE = 60.0
 
 # Says who is in the world; goes on when a file appears, fails when another one does.
 SCRIPT = textwrap.dedent(

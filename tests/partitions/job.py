@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.partitions.network import Network
 
 # How long after a heal all nodes may take to be back, in seconds. No promise: what it took is told.
-_PATIENCE = 180.0
+_PATIENCE = 60.0
 _OPTIONS = ("--last-call", "1", "--max-restarts", "0", "--hang-timeout")
 _ENDLESS = 1 << 20
 
@@ -184,7 +184,7 @@ class PlainJob(Partitioned, Cluster):
             for note in self.notes()
         ]
 
-    def finish(self, patience: float = 120.0) -> None:
+    def finish(self, patience: float = 60.0) -> None:
         """Ends the training, and checks all that must be true of it."""
         self.end_training()
         super().finish(patience)

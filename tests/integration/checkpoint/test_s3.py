@@ -171,7 +171,7 @@ def test_a_job_waits_for_a_store_that_comes_late_and_says_so(tmp_path: Path) -> 
         line = next(line for line in job.stderr if "checkpoint.unreachable" in line)
         assert json.loads(line)["path"] == url
         with s3_server(port, ["late"]):
-            said, events = job.communicate(timeout=120)
+            said, events = job.communicate(timeout=100)
     finally:
         job.kill()
         job.wait()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _COMMAND = (sys.executable, "-m", "elastic_runtime.cli.ctl.elasticctl")
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 Ctl = Callable[..., tuple[int, str, str]]
 

@@ -67,7 +67,7 @@ def ran(folder: Path, script: str, *options: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=100,
     )
     return job.returncode, job.stdout
 

@@ -31,7 +31,7 @@ def test_a_sharded_model_goes_on_in_another_world(tmp_path: Path) -> None:
             },
             stdout=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=100,
         )
         assert ran.returncode == 0, ran.stdout
         said.append(ran.stdout)

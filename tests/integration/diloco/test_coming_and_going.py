@@ -83,7 +83,7 @@ def test_a_job_that_is_stopped_has_saved_all_that_was_trained(tmp_path: Path) ->
 
 def test_a_node_that_joins_waits_for_no_sync_that_is_far_away(tmp_path: Path) -> None:
     options = ("--nnodes=1:2", "--grace=1", "--nproc-per-node=2")
-    with Replicas(tmp_path, *options, sync_every=FAR, size=BATCH * 900) as job:
+    with Replicas(tmp_path, *options, sync_every=FAR, size=BATCH * 2000) as job:
         first = job.together(2)
         joined = job.join()
         job.together(4, after=1)
@@ -96,4 +96,4 @@ def test_a_node_that_joins_waits_for_no_sync_that_is_far_away(tmp_path: Path) ->
         assert [note["inner"] for note in new] == [furthest] * 2
         assert {note["made"] for note in new} == {furthest}
         times = job.counted([])
-        assert (len(times), set(times.values())) == (BATCH * 900, {1})
+        assert (len(times), set(times.values())) == (BATCH * 2000, {1})

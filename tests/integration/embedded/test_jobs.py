@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-PATIENCE = 120.0
+PATIENCE = 60.0
 # A worker without torch, which ends well as soon as there is a file "over". In arguments of workers
 # a dollar is written as two.
 _TRAINS = "echo $$$$ > {name}-$$ELASTIC_ROUND.pid; until test -e over; do sleep 0.1; done"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ELASTIC_RUN = ("-m", "elastic_runtime", "--nproc-per-node=2", "--log-format=console")
-_PATIENCE = 150.0
+_PATIENCE = 60.0
 
 
 def run_and_kill_a_worker(folder: Path, module: str, *options: str, once: str) -> str:

@@ -23,7 +23,7 @@ DIGITS = ["-m", "elastic_runtime.examples.digits", "--every", "60 steps"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 ELASTIC_RUN = ["-m", "elastic_runtime", "--nproc-per-node=2", "--log-format=console"]
 ENVIRONMENT = {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-PATIENCE = 120.0
+PATIENCE = 60.0
 
 
 def run(*arguments: str) -> str:
@@ -33,7 +33,7 @@ def run(*arguments: str) -> str:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=150,
+        timeout=100,
     ).stdout
 
 

@@ -46,7 +46,7 @@ def run(script: str, name: str, folder: Path, *launcher: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=100,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 ELASTIC_RUN = (sys.executable, "-m", "elastic_runtime")
-_PATIENCE = 120.0
+_PATIENCE = 60.0
 
 
 @dataclass

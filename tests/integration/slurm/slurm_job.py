@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.slurm_cluster import SlurmCluster
 
 COUNTS = Path(__file__).with_name("counts.py")
-PATIENCE = 180.0
+PATIENCE = 120.0
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
 _SHOWN = ("--min=1", "--cold", "--last-call=5")
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _SCRIPT = Path(__file__).with_name("script.py")
-_PATIENCE = 120.0
+_PATIENCE = 60.0
 
 
 class Note(NamedTuple):

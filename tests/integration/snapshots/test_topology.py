@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _SCRIPT = Path(__file__).with_name("script.py")
-_PATIENCE = 120.0
+_PATIENCE = 60.0
 
 
 class _Nodes:

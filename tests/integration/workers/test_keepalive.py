@@ -54,7 +54,7 @@ def test_a_plain_script_need_not_know(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"patience {patience}" in done.stdout + done.stderr

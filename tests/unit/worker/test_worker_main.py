@@ -35,7 +35,7 @@ def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
         "PYTHONPATH": str(Path(elastic.__file__).parent.parent),
     }
     command = [sys.executable, worker_main.__file__, "script", str(script)]
-    code = subprocess.run(command, env=environ, cwd=folder, timeout=120, check=False).returncode
+    code = subprocess.run(command, env=environ, cwd=folder, timeout=100, check=False).returncode
     return code, json.loads(errors.read_text())["message"] if errors.exists() else {}
 
 

@@ -76,7 +76,7 @@ def test_who_does_not_go_on_in_place_connects_with_the_trainer(
     both = [spawn.Process(target=ranks, args=(tmp_path, port, r, found, elastic)) for r in (0, 1)]
     for process in both:
         process.start()
-    told = sorted(found.get(timeout=150) for _ in both)
+    told = sorted(found.get(timeout=100) for _ in both)
     for process in both:
         process.join(150)
         assert process.exitcode == 0
