@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     config.pluginmanager.register(_Failures(config))
+    config.pluginmanager.register(_Processes(config))
     config.pluginmanager.register(_Summary())
     if config.option.resume and not config.option.all_lanes:
         raise pytest.UsageError("--resume goes on with a run of --all: name both")
@@ -183,14 +184,34 @@ class _Failures:
         terminal.write(f"\n{report.nodeid} failed{where}: {first}\n", flush=True)
 
 
+class _Processes:
+    """A process of pytest-xdist that ends too early fails the run. Xdist replaces it, and says no
+    more if it was in no test."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController, error: object) -> None:
+        if error:
+            name, why = node.gateway.id, f"the process ended: {error}"
+            report = pytest.CollectReport(name, "failed", why, [])
+            self._config.hook.pytest_collectreport(report=report)
+
+
 class _Outcomes:
-    """Writes how each part of a test has ended, a line of JSON each: ``second_try`` reads it."""
+    """Writes how each part of a test has ended, a line of JSON each: ``second_try`` reads it. What
+    failed outside of tests is written as well, as it is not to be excused with them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         file.write_text("")
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.pytest_runtest_logreport(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         said = (f"{name}\n{words}" for name, words in report.sections)
         line = {
             "test": report.nodeid,

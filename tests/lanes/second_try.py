@@ -2,9 +2,9 @@
 
     python -m tests.lanes.second_try OUTCOMES [OPTIONS OF scripts/test]
 
-``OUTCOMES`` is what ``scripts/test --outcomes`` has written. A test that hung, or whose process
-ended, is not tried again. Those that pass now are listed at the end (``flaky: …``), and what they
-said when they failed is kept below ``.flaky``.
+``OUTCOMES`` is what ``scripts/test --outcomes`` has written. Nothing is tried again if a test hung
+or a process ended, or if a file could not be collected. Those that pass now are listed at the end
+(``flaky: …``), and what they said when they failed is kept below ``.flaky``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
     passed: bool
     failed: bool
-    ended: bool  # its process ended in the middle of it: it hung, or crashed
+    ended: bool  # it hung, crashed, or could not be collected
     text: str  # all that it said, if it failed
 
 
@@ -53,7 +53,8 @@ def why_not(failed: dict[str, Outcome]) -> str:
     """Why the failed tests are not tried again; empty if they are."""
     hung = [test for test, outcome in failed.items() if outcome.ended]
     if hung:
-        return f"hung, or ended its process, which a second try does not excuse: {', '.join(hung)}"
+        what = "hung, ended its process or could not be collected"
+        return f"{what}, which a second try does not excuse: {', '.join(hung)}"
     if len(failed) > MOST:
         return f"{len(failed)} tests failed: that is no chance"
     return "" if failed else "no test failed, and the run did: see above"

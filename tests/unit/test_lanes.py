@@ -309,6 +309,53 @@ def test_who_hung_is_not_tried_again(run: Run, method: str) -> None:
     assert "hung" in done.stdout and "test_hangs" in done.stdout
 
 
+_TO_THE_END = """
+import os
+def test_holds(): pass
+def test_crashes(): os._exit(3)
+def test_more(): pass
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_process_that_ends_takes_no_other_test_with_it(
+    run: Run, tmp_path: Path, processes: str
+) -> None:
+    unit = tmp_path / "tests" / "unit"
+    (unit / "test_some.py").write_text(_TO_THE_END)
+    for name in ("a", "b", "v", "w", "x"):
+        (unit / f"test_{name}.py").write_text("def test_holds(): pass\n")
+    (unit / "test_y.py").write_text(_TO_THE_END.replace("def test_more(): pass\n", ""))
+    done = run("scripts/test", "-n", processes)
+    assert "2 failed, 8 passed" in done.stdout, done.stdout
+
+
+_ENDS_AFTER_ITS_TESTS = """
+import os
+def pytest_sessionfinish(session):
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0": os._exit(3)
+"""
+
+
+def test_a_process_that_ends_after_its_tests_fails_the_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tests" / "conftest.py").write_text(_ENDS_AFTER_ITS_TESTS)
+    assert run("scripts/test", "-n", "1", "-k", "chance", "--outcomes=o").returncode == 1
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 1 and "could not be collected" in done.stdout
+    done = run("scripts/test", "-n", "1", "-k", "holds")
+    assert done.returncode == 1 and "ERROR gw0" in done.stdout
+
+
+def test_who_fails_by_chance_does_not_excuse_a_file_that_cannot_be_imported(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "tests" / "unit" / "test_broken.py").write_text("import nothing_of_this_name\n")
+    assert run("scripts/test", "-n", "2", "-k", "chance", "--outcomes=o").returncode == 1
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 1
+    assert "could not be collected" in done.stdout and "unit/test_broken.py" in done.stdout
+
+
 _EVERYTHING = """
 import os, pytest
 def test_holds(): pass
