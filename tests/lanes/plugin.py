@@ -38,6 +38,8 @@ LONGEST_S = 600
 SOME_S = 20.0
 FOLDERS, TESTS_NAMED = 25, 40
 _PROCESSOR = "processor_s"
+# Options of pytest with which a run is not one of all tests.
+_NARROWING = ("collectonly", "deselect", "ignore", "ignore_glob", "keyword", "lf", "markexpr")
 # How many bytes of the file of passed tests are from earlier runs.
 _PASSED = pytest.StashKey[int]()
 
@@ -71,7 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--resume goes on with a run of --all: name both")
     if config.option.outcomes:
         config.pluginmanager.register(_Outcomes(Path(config.option.outcomes)))
-    if config.option.all_lanes and not (_named(config) or config.option.keyword):
+    narrowed = any(getattr(config.option, option, None) for option in _NARROWING)
+    if config.option.all_lanes and not (_named(config) or narrowed):
         differences = passed.differences()
         if config.option.resume and differences:
             raise pytest.UsageError(
@@ -231,11 +234,17 @@ class _Whole:
     def __init__(self, config: pytest.Config, *, noting: bool) -> None:
         self._noting = noting
         self._tests = {test.test: test for test in _passed_before(config)}
+        self._ran: set[str] = set()
         self._not_passed: set[str] = set()
+        self._broken = False
         self._troubles: list[str] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._broken = self._broken or report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid
+        self._ran.add(name)
         before = self._tests[name].seconds if name in self._tests else 0.0
         test = passed.Passed(name, before + noted(report), is_quick(name, report.keywords))
         self._tests[name] = test
@@ -250,6 +259,8 @@ class _Whole:
             session.exitstatus = exitstatus = pytest.ExitCode.OK  # all have passed before
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return  # it is not whole
+        if self._broken or len(self._ran) < session.testscollected:
+            return  # nor is this: what could not be collected, or came after -x, has not run
         old = seconds.read(seconds.TABLE.read_text())
         seconds.TABLE.write_text(seconds.written(seconds.by_row(self._tests.values(), old)))
         rows = flaky.read(flaky.PAGE.read_text())

@@ -385,6 +385,23 @@ def test_a_run_of_everything_goes_on_where_it_was(run: Run, tmp_path: Path) -> N
     assert "name both" in run("scripts/test", "--resume").stderr
 
 
+def test_only_a_whole_run_writes_the_table(run: Run, tmp_path: Path) -> None:
+    unit = tmp_path / "tests" / "unit"
+    (unit / "test_some.py").write_text(_EVERYTHING)
+    everything = ("scripts/test", "--all", "-n", "0")
+    table = tmp_path / "tests" / "lanes" / "seconds.txt"
+    before = table.read_text()
+    for part in ("-m=slow", "-k=holds", "--collect-only", "-x", "--ignore=tests/unit/test_some.py"):
+        run(*everything, part)
+        assert table.read_text() == before, part
+    (unit / "test_broken.py").write_text("import nothing_of_this_name\n")
+    run(*everything, "-n", "1")
+    assert table.read_text() == before
+    (unit / "test_broken.py").unlink()
+    run(*everything)
+    assert "tests/unit" in table.read_text()
+
+
 def test_a_run_of_everything_looks_at_the_flaky(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tests" / "unit" / "test_some.py").write_text("def test_holds(): pass\n")
     (tmp_path / "tests" / "FLAKY.md").write_text("| `tests/x` | 2001-01-01 | nothing |\n")
