@@ -149,7 +149,9 @@ def test_the_tracked_table_can_be_read() -> None:
 # ------------------------------------------------------------------ what had passed before
 
 
-def test_what_has_passed_is_read_up_to_where_a_run_began(tmp_path: Path) -> None:
+def test_what_has_passed_is_read_up_to_where_a_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, one, two = tmp_path / "passed", Passed("t::one", 1.0, True), Passed("t::two", 2.0, False)
     assert begin(file, "abc", resume=True) == 0
     note(file, one)
@@ -160,6 +162,10 @@ def test_what_has_passed_is_read_up_to_where_a_run_began(tmp_path: Path) -> None
     with file.open("a") as lines:
         lines.write('["t::thr')
     assert read(file, begin(file, "abc", resume=True)) == [one, two]
+    note(file, two)
+    assert read(file, begin(file, "abc", resume=True)) == [one, two, two]
+    monkeypatch.setattr("sys.prefix", "/with/another/torch")
+    assert read(file, begin(file, "abc", resume=True)) == []
     assert read(file, begin(file, "other", resume=True)) == []
     assert read(file, begin(file, "other", resume=False)) == []
 
