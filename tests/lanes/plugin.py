@@ -218,9 +218,8 @@ class _Outcomes:
         said = (f"{name}\n{words}" for name, words in report.sections)
         line = {
             "test": report.nodeid,
+            "when": report.when,
             "outcome": report.outcome,
-            # pytest-xdist reports no part of a test whose process has ended in the middle of it.
-            "ended": report.when not in ("setup", "call", "teardown"),
             "text": "\n\n".join((report.longreprtext, *said)) if report.failed else "",
         }
         with self._file.open("a") as file:

@@ -11,25 +11,26 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.lanes import flaky
-from tests.lanes.changes import ROOT
+from tests.lanes.changes import ROOT, git
 
 # More than that are no chance.
 MOST = 10
 KEPT = ROOT / ".flaky"
+PARTS = ("setup", "call", "teardown")
 
 
 class Outcome(NamedTuple):
     """How a test has ended. One that was skipped has neither passed nor failed."""
 
-    passed: bool
+    passed: bool  # to its end, and all parts of it
     failed: bool
     ended: bool  # it hung, crashed, or could not be collected
     text: str  # all that it said, if it failed
@@ -37,16 +38,19 @@ class Outcome(NamedTuple):
 
 def outcomes(lines: str) -> dict[str, Outcome]:
     """How each test has ended, of the lines that a run has written of its parts."""
-    found: dict[str, Outcome] = {}
+    parts: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for line in map(json.loads, lines.splitlines()):
-        before = found.get(line["test"], Outcome(True, False, False, ""))
-        found[line["test"]] = Outcome(
-            before.passed and line["outcome"] == "passed",
-            before.failed or line["outcome"] == "failed",
-            before.ended or line["ended"] or "Failed: Timeout (>" in line["text"],
-            before.text + line["text"],
-        )
-    return found
+        parts[line["test"]].append(line)
+    return {test: _outcome(its) for test, its in parts.items()}
+
+
+def _outcome(parts: list[dict[str, str]]) -> Outcome:
+    results = {part["outcome"] for part in parts}
+    text = "".join(part["text"] for part in parts)
+    # pytest-xdist reports no part of a test whose process has ended in the middle of it.
+    ended = any(part["when"] not in PARTS for part in parts) or "Failed: Timeout (>" in text
+    passed = parts[-1]["when"] == PARTS[-1] and results == {"passed"}
+    return Outcome(passed, "failed" in results, ended, text)
 
 
 def why_not(failed: dict[str, Outcome]) -> str:
@@ -61,12 +65,13 @@ def why_not(failed: dict[str, Outcome]) -> str:
 
 
 def keep(failed: dict[str, Outcome]) -> None:
-    """Writes what each of these tests said to a file of its own."""
-    shutil.rmtree(KEPT, ignore_errors=True)
-    KEPT.mkdir()
+    """Writes what each of these tests said to a file, behind what it said earlier."""
+    KEPT.mkdir(exist_ok=True)
+    commit = git("log", "-1", "--format=%h of %ci")
     for test, outcome in failed.items():
         name = re.sub(r"[^\w.-]+", "-", test.removeprefix("tests/"))[:200]
-        (KEPT / f"{name}.txt").write_text(f"{test}\n\n{outcome.text}\n")
+        with (KEPT / f"{name}.txt").open("a", errors="backslashreplace") as file:
+            file.write(f"{test}, at commit {commit}\n\n{outcome.text}\n\n")
 
 
 def main(first: Path, options: list[str]) -> int:

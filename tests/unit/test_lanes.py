@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lanes import changes, flaky, seconds
+from tests.lanes import changes, flaky, second_try, seconds
 from tests.lanes.passed import Passed, begin, note, read
 from tests.lanes.pieces import next_piece
 from tests.lanes.second_try import MOST, outcomes, why_not
@@ -190,20 +190,36 @@ def test_a_list_that_is_old_or_long_is_told() -> None:
     assert "6 tests" in flaky.overdue([row] * 6, time)[0]
 
 
-def _line(test: str, outcome: str, text: str = "", *, ended: bool = False) -> str:
-    return json.dumps({"test": test, "outcome": outcome, "ended": ended, "text": text})
+def _line(test: str, when: str, outcome: str, text: str = "") -> str:
+    return json.dumps({"test": test, "when": when, "outcome": outcome, "text": text})
 
 
 def test_what_is_not_tried_again() -> None:
-    parts = [_line("a", "passed"), _line("a", "failed", "why"), _line("a", "passed")]
+    begun = _line("a", "setup", "passed")
+    parts = [begun, _line("a", "call", "failed", "why"), _line("a", "teardown", "passed")]
     failed = outcomes("\n".join(parts))
     assert (failed["a"].passed, failed["a"].failed, failed["a"].text) == (False, True, "why")
     assert why_not(failed) == ""
-    hung = outcomes(_line("b", "failed", ended=True))
+    hung = outcomes(_line("b", "???", "failed"))
     assert "hung" in why_not({**failed, **hung})
     assert "no chance" in why_not({str(n): failed["a"] for n in range(MOST + 1)})
     assert why_not({}), "a run can fail without a test that did"
-    assert not outcomes(_line("c", "skipped"))["c"].passed
+    assert not outcomes(_line("c", "setup", "skipped"))["c"].passed
+
+
+def test_a_test_has_passed_that_has_come_to_its_end() -> None:
+    begun, ended = _line("a", "setup", "passed"), _line("a", "teardown", "passed")
+    assert not outcomes(begun)["a"].passed, "its process may have ended, with a status of 0"
+    assert outcomes(f"{begun}\n{ended}")["a"].passed
+    assert not outcomes(_line("a", "call", "skipped") + f"\n{ended}")["a"].passed
+
+
+def test_what_was_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_try, "KEPT", tmp_path / "kept")
+    second_try.keep(outcomes(_line("tests/a.py::test_a[x y]", "call", "failed", "first")))
+    second_try.keep(outcomes(_line("tests/a.py::test_a[x-y]", "call", "failed", "second \udc80")))
+    kept = "".join(file.read_text() for file in (tmp_path / "kept").iterdir())
+    assert "first" in kept and "second" in kept
 
 
 # ------------------------------------------------------------------ whole runs
