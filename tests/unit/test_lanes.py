@@ -93,6 +93,13 @@ def test_what_a_change_touches() -> None:
     assert exercises == {"tests/integration/hosts/test_hosts.py"}
 
 
+def test_fixtures_touch_the_tests_below_them() -> None:
+    below = "tests/unit/transformers/"
+    files = {file for file in changes.test_files() if file.startswith(below)}
+    for path in ("elastic_runtime/transformers/elastic_mixin.py", f"{below}conftest.py"):
+        assert files and files <= changes.touched([path])[1]
+
+
 def test_each_folder_of_jobs_says_what_it_exercises() -> None:
     folders = {str(Path(file).parent) for file in changes.test_files()}
     jobs = {folder for folder in folders if not folder.startswith(("tests/unit", "tests/model"))}
