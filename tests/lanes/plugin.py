@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Outcomes(Path(config.option.outcomes)))
     narrowed = any(getattr(config.option, option, None) for option in _NARROWING)
     if config.option.all_lanes and not (_named(config) or narrowed):
-        differences = passed.differences()
+        try:
+            differences = passed.differences()
+        except subprocess.CalledProcessError as error:
+            raise pytest.UsageError(f"--all asks git for the commit: {error.stderr}") from None
         if config.option.resume and differences:
             raise pytest.UsageError(
                 "--resume skips what has passed on the commit that is checked out, and the files "
@@ -137,7 +141,9 @@ def is_quick(nodeid: str, markers: Container[str]) -> bool:
 def runs_with_all_only(item: pytest.Item) -> bool:
     """Whether a test may take so long that only ``--all`` runs it."""
     limit = item.get_closest_marker("timeout")
-    return limit is not None and limit.args[0] > LONGEST_S
+    if limit is None:
+        return False
+    return (limit.args[0] if limit.args else limit.kwargs.get("timeout", 0)) > LONGEST_S
 
 
 def _lines(file: str | None) -> set[str]:

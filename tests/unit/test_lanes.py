@@ -187,6 +187,7 @@ def test_the_page_of_flaky_tests_can_be_read() -> None:
     row = "| `tests/a.py::test_a[x]` | 2025-11-20 | a port that others took \\| or not |\n"
     [read] = flaky.read("| test | first seen | what is known |\n|---|---|---|\n" + row)
     assert (read.test, read.seen.day) == ("tests/a.py::test_a[x]", 20)
+    assert flaky.read(row.replace("`", "")) == [read], "a row counts however it is written"
     with pytest.raises(ValueError, match="20 Nov"):
         flaky.read(row.replace("2025-11-20", "20 Nov"))
 
@@ -416,6 +417,13 @@ def test_a_run_of_everything_goes_on_where_it_was(run: Run, tmp_path: Path) -> N
     assert "name both" in run("scripts/test", "--resume").stderr
 
 
+def test_a_run_of_everything_needs_a_checkout(run: Run, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / ".git")
+    done = run("scripts/test", "--all", "-n", "0", GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "git for the commit: fatal: not a git repository" in done.stderr
+
+
 def test_only_a_whole_run_writes_the_table(run: Run, tmp_path: Path) -> None:
     unit = tmp_path / "tests" / "unit"
     (unit / "test_some.py").write_text(_EVERYTHING)
@@ -449,6 +457,19 @@ def test_the_quick_lane_leaves_out_what_is_slow_unless_it_is_asked_for(
     done = run("scripts/test", "-n", "0", "--also=also", "-k", "holds or slow")
     assert "2 passed" in done.stdout
     assert "1 passed" in run("scripts/test", "-n", "0", "tests/unit", "-k", "slow").stdout
+
+
+@pytest.mark.parametrize(("limit", "left_out"), [("timeout=601", True), ("600", False)])
+def test_what_may_take_long_runs_with_all_only(
+    run: Run, tmp_path: Path, limit: str, left_out: bool
+) -> None:
+    text = (
+        f"import pytest\n@pytest.mark.slow('')\n@pytest.mark.timeout({limit})\ndef test_l(): pass\n"
+    )
+    (tmp_path / "tests" / "unit" / "test_long.py").write_text(text)
+    (tmp_path / "also").write_text("tests/unit\n")
+    done = run("scripts/test", "-n", "0", "--also=also", "-k", "test_l")
+    assert ("1 passed" not in done.stdout) == left_out and "INTERNALERROR" not in done.stdout
 
 
 # ------------------------------------------------------------------ in which process
