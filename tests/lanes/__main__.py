@@ -26,7 +26,8 @@ def main(file: Path) -> None:
     def tell(what: str, pieces: Iterable[str]) -> None:
         pieces = sorted(pieces)
         print(f"{what}: {len(pieces)} pieces, {sum(rest[it] for it in pieces):.0f} s of processor")
-        print("".join(f"  {rest[piece]:5.0f} s  {piece}\n" for piece in pieces), end="")
+        named = [piece for piece in pieces if rest[piece] > seconds.LEAST_S]
+        print("".join(f"  {rest[piece]:5.0f} s  {piece}\n" for piece in named), end="")
 
     tell("beside the quick lane, what the last day of commits touches", chosen.touched)
     turn = f"share {chosen.number + 1} of {chosen.shares}, and what fits"

@@ -86,15 +86,17 @@ def touched(changed: Iterable[str]) -> list[set[str]]:
 
     Returns:
         Those that it touches most closely come first: files of tests that have changed, or whose
-        folder's scripts have; those that import what has changed, as it is or by a helper; those of
-        the folders that exercise what has changed.
+        folder's scripts have; those that import what has changed, as it is or by a helper or by the
+        ``conftest.py`` above them; those of the folders that exercise what has changed.
     """
     changed = [*changed]
     files = test_files()
     folders = {str(Path(file).parent) for file in files}
     homes = {_home(path, folders) for path in changed}
     itself = {file for file in files if file in changed or str(Path(file).parent) in homes}
-    imports = (importing(changed) & files) - itself
+    reached = importing(changed)
+    below = tuple(path.removesuffix("conftest.py") for path in reached if "/conftest.py" in path)
+    imports = {file for file in files if file in reached or file.startswith(below)} - itself
     exercises = {file for file in files if exercised(file, changed)} - imports - itself
     return [itself, imports, exercises]
 

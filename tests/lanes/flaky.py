@@ -28,7 +28,7 @@ def read(text: str) -> list[Row]:
     """
     found = []
     for line in text.splitlines():
-        if line.startswith("| `"):
+        if line.startswith("|") and not line.startswith(("| test |", "|---")):
             test, date, known = (cell.strip() for cell in line.strip("| ").split("|", 2))
             seen = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
             found.append(Row(test.strip("`"), seen, known))

@@ -1,12 +1,14 @@
 """What a run of all tests has passed on this commit, so that ``--resume`` need not run it again.
 
-The file's first line is the commit; each further one is a test that has passed, as JSON. It is only
-written, and only believed, in a tree that is as committed.
+The file's first line is the commit and the environment, as another torch can fail where this one
+passes; each further line is a test that has passed, as JSON. It is only written, and only believed,
+in a tree that is as committed.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.lanes.changes import ROOT, git
@@ -40,11 +42,15 @@ def begin(file: Path, commit: str, *, resume: bool) -> int:
     Returns:
         How many bytes of it an earlier run on the same commit has written: what to skip.
     """
+    first = f"{commit} {sys.prefix}\n"
     if resume and file.exists():
+        # Without the line in whose middle a run may have been ended.
         text = file.read_text()
-        if text.startswith(commit + "\n"):
+        text = text[: text.rfind("\n") + 1]
+        if text.startswith(first):
+            file.write_text(text)
             return len(text.encode())
-    file.write_text(commit + "\n")
+    file.write_text(first)
     return 0
 
 
@@ -59,4 +65,4 @@ def read(file: Path, size: int) -> list[Passed]:
     if size == 0:
         return []
     lines = file.read_bytes()[:size].decode().splitlines()[1:]
-    return [Passed(*json.loads(line)) for line in lines if line.endswith("]")]
+    return [Passed(*json.loads(line)) for line in lines]

@@ -8,6 +8,7 @@ of several nodes at once would starve each other until something is too late.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
@@ -49,12 +50,40 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]
         path = nodeid.split("::")[0]
         return nodeid if folder in ONE_BY_ONE else TOGETHER.get(folder, path)
 
+    def schedule(self) -> None:
+        """As xdist does, but also a process that comes later gets a second piece: it begins a test
+        only when it knows the next one, and would wait for ever."""
+        later = self.collection is not None
+        super().schedule()
+        for node in self.nodes if later else ():
+            self._reschedule(node)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """As xdist does, but what is done is not handed out again: whoever gets nothing else would
+        never say that it has ended. Nor is the test in which the process ended: one that hangs
+        would hang in each further process."""
+        work = self.assigned_work[node]
+        left = ((tests, test) for tests in work.values() for test in tests if not tests[test])
+        tests, ended_in = next(left, ({}, None))
+        if ended_in is not None:
+            tests[ended_in] = True
+        for piece in work.keys() - _unfinished(work):
+            del work[piece]
+        super().remove_node(node)
+        return ended_in
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:  # else it is about to say which tests there are
+            super()._reschedule(node)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         pieces = (work for other, work in self.assigned_work.items() if other is not node)
         heavy = sum(any(map(_is_heavy, _unfinished(work))) for work in pieces)
         piece = next_piece(self.workqueue, heavy, len(self.nodes))
         self.workqueue.move_to_end(piece, last=False)
-        super()._assign_work_unit(node)
+        # If the process has just ended, that is the next that is heard of it.
+        with contextlib.suppress(OSError):
+            super()._assign_work_unit(node)
 
 
 def next_piece(waiting: Iterable[str], heavy: int, processes: int) -> str:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ LONGEST_S = 600
 SOME_S = 20.0
 FOLDERS, TESTS_NAMED = 25, 40
 _PROCESSOR = "processor_s"
+# Options of pytest with which a run is not one of all tests.
+_NARROWING = ("collectonly", "deselect", "ignore", "ignore_glob", "keyword", "lf", "markexpr")
 # How many bytes of the file of passed tests are from earlier runs.
 _PASSED = pytest.StashKey[int]()
 
@@ -65,13 +68,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     config.pluginmanager.register(_Failures(config))
+    config.pluginmanager.register(_Processes(config))
     config.pluginmanager.register(_Summary())
     if config.option.resume and not config.option.all_lanes:
         raise pytest.UsageError("--resume goes on with a run of --all: name both")
     if config.option.outcomes:
         config.pluginmanager.register(_Outcomes(Path(config.option.outcomes)))
-    if config.option.all_lanes and not (_named(config) or config.option.keyword):
-        differences = passed.differences()
+    narrowed = any(getattr(config.option, option, None) for option in _NARROWING)
+    if config.option.all_lanes and not (_named(config) or narrowed):
+        try:
+            differences = passed.differences()
+        except subprocess.CalledProcessError as error:
+            raise pytest.UsageError(f"--all asks git for the commit: {error.stderr}") from None
         if config.option.resume and differences:
             raise pytest.UsageError(
                 "--resume skips what has passed on the commit that is checked out, and the files "
@@ -133,7 +141,9 @@ def is_quick(nodeid: str, markers: Container[str]) -> bool:
 def runs_with_all_only(item: pytest.Item) -> bool:
     """Whether a test may take so long that only ``--all`` runs it."""
     limit = item.get_closest_marker("timeout")
-    return limit is not None and limit.args[0] > LONGEST_S
+    if limit is None:
+        return False
+    return (limit.args[0] if limit.args else limit.kwargs.get("timeout", 0)) > LONGEST_S
 
 
 def _lines(file: str | None) -> set[str]:
@@ -183,20 +193,39 @@ class _Failures:
         terminal.write(f"\n{report.nodeid} failed{where}: {first}\n", flush=True)
 
 
+class _Processes:
+    """A process of pytest-xdist that ends too early fails the run. Xdist replaces it, and says no
+    more if it was in no test."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController, error: object) -> None:
+        if error:
+            name, why = node.gateway.id, f"the process ended: {error}"
+            report = pytest.CollectReport(name, "failed", why, [])
+            self._config.hook.pytest_collectreport(report=report)
+
+
 class _Outcomes:
-    """Writes how each part of a test has ended, a line of JSON each: ``second_try`` reads it."""
+    """Writes how each part of a test has ended, a line of JSON each: ``second_try`` reads it. What
+    failed outside of tests is written as well, as it is not to be excused with them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         file.write_text("")
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.pytest_runtest_logreport(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         said = (f"{name}\n{words}" for name, words in report.sections)
         line = {
             "test": report.nodeid,
+            "when": report.when,
             "outcome": report.outcome,
-            # pytest-xdist reports no part of a test whose process has ended in the middle of it.
-            "ended": report.when not in ("setup", "call", "teardown"),
             "text": "\n\n".join((report.longreprtext, *said)) if report.failed else "",
         }
         with self._file.open("a") as file:
@@ -210,11 +239,17 @@ class _Whole:
     def __init__(self, config: pytest.Config, *, noting: bool) -> None:
         self._noting = noting
         self._tests = {test.test: test for test in _passed_before(config)}
+        self._ran: set[str] = set()
         self._not_passed: set[str] = set()
+        self._broken = False
         self._troubles: list[str] = []
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._broken = self._broken or report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid
+        self._ran.add(name)
         before = self._tests[name].seconds if name in self._tests else 0.0
         test = passed.Passed(name, before + noted(report), is_quick(name, report.keywords))
         self._tests[name] = test
@@ -229,6 +264,8 @@ class _Whole:
             session.exitstatus = exitstatus = pytest.ExitCode.OK  # all have passed before
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return  # it is not whole
+        if self._broken or len(self._ran) < session.testscollected:
+            return  # nor is this: what could not be collected, or came after -x, has not run
         old = seconds.read(seconds.TABLE.read_text())
         seconds.TABLE.write_text(seconds.written(seconds.by_row(self._tests.values(), old)))
         rows = flaky.read(flaky.PAGE.read_text())

@@ -2,70 +2,76 @@
 
     python -m tests.lanes.second_try OUTCOMES [OPTIONS OF scripts/test]
 
-``OUTCOMES`` is what ``scripts/test --outcomes`` has written. A test that hung, or whose process
-ended, is not tried again. Those that pass now are listed at the end (``flaky: …``), and what they
-said when they failed is kept below ``.flaky``.
+``OUTCOMES`` is what ``scripts/test --outcomes`` has written. Nothing is tried again if a test hung
+or a process ended, or if a file could not be collected. Those that pass now are listed at the end
+(``flaky: …``), and what they said when they failed is kept below ``.flaky``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.lanes import flaky
-from tests.lanes.changes import ROOT
+from tests.lanes.changes import ROOT, git
 
 # More than that are no chance.
 MOST = 10
 KEPT = ROOT / ".flaky"
+PARTS = ("setup", "call", "teardown")
 
 
 class Outcome(NamedTuple):
     """How a test has ended. One that was skipped has neither passed nor failed."""
 
-    passed: bool
+    passed: bool  # to its end, and all parts of it
     failed: bool
-    ended: bool  # its process ended in the middle of it: it hung, or crashed
+    ended: bool  # it hung, crashed, or could not be collected
     text: str  # all that it said, if it failed
 
 
 def outcomes(lines: str) -> dict[str, Outcome]:
     """How each test has ended, of the lines that a run has written of its parts."""
-    found: dict[str, Outcome] = {}
+    parts: defaultdict[str, list[dict[str, str]]] = defaultdict(list)
     for line in map(json.loads, lines.splitlines()):
-        before = found.get(line["test"], Outcome(True, False, False, ""))
-        found[line["test"]] = Outcome(
-            before.passed and line["outcome"] == "passed",
-            before.failed or line["outcome"] == "failed",
-            before.ended or line["ended"] or "Failed: Timeout (>" in line["text"],
-            before.text + line["text"],
-        )
-    return found
+        parts[line["test"]].append(line)
+    return {test: _outcome(its) for test, its in parts.items()}
+
+
+def _outcome(parts: list[dict[str, str]]) -> Outcome:
+    results = {part["outcome"] for part in parts}
+    text = "".join(part["text"] for part in parts)
+    # pytest-xdist reports no part of a test whose process has ended in the middle of it.
+    ended = any(part["when"] not in PARTS for part in parts) or "Failed: Timeout (>" in text
+    passed = parts[-1]["when"] == PARTS[-1] and results == {"passed"}
+    return Outcome(passed, "failed" in results, ended, text)
 
 
 def why_not(failed: dict[str, Outcome]) -> str:
     """Why the failed tests are not tried again; empty if they are."""
     hung = [test for test, outcome in failed.items() if outcome.ended]
     if hung:
-        return f"hung, or ended its process, which a second try does not excuse: {', '.join(hung)}"
+        what = "hung, ended its process or could not be collected"
+        return f"{what}, which a second try does not excuse: {', '.join(hung)}"
     if len(failed) > MOST:
         return f"{len(failed)} tests failed: that is no chance"
     return "" if failed else "no test failed, and the run did: see above"
 
 
 def keep(failed: dict[str, Outcome]) -> None:
-    """Writes what each of these tests said to a file of its own."""
-    shutil.rmtree(KEPT, ignore_errors=True)
-    KEPT.mkdir()
+    """Writes what each of these tests said to a file, behind what it said earlier."""
+    KEPT.mkdir(exist_ok=True)
+    commit = git("log", "-1", "--format=%h of %ci")
     for test, outcome in failed.items():
         name = re.sub(r"[^\w.-]+", "-", test.removeprefix("tests/"))[:200]
-        (KEPT / f"{name}.txt").write_text(f"{test}\n\n{outcome.text}\n")
+        with (KEPT / f"{name}.txt").open("a", errors="backslashreplace") as file:
+            file.write(f"{test}, at commit {commit}\n\n{outcome.text}\n\n")
 
 
 def main(first: Path, options: list[str]) -> int:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).with_name("seconds.txt")
 # A file that the table does not have yet.
 NEW_S = 40.0
+# What has, by the table, no test beside the quick lane: one may have come since.
+LEAST_S = 1.0
 # Here the parts of the table are folders: their tests are many, and short.
 _BY_FOLDER = ("model", "unit")
 _HEAD = """\
@@ -57,17 +59,18 @@ def rest_of(table: Mapping[str, Seconds], files: Iterable[str]) -> dict[str, flo
 
     Args:
         table: as it is tracked.
-        files: all files of tests that there are. One that is new counts as of ``NEW_S``; a row
-            whose tests are gone counts no more.
+        files: all files of tests that there are. One that is new counts as of ``NEW_S``, and a
+            folder of short tests as of ``LEAST_S``; a row whose tests are gone counts no more.
     """
     rows = {row_of(file) for file in files}
     rest: defaultdict[str, float] = defaultdict(float)
-    for row in rows | {name for name in table if not name.startswith("tests/")}:
+    # In order, as sums of the same numbers in another one may differ.
+    for row in sorted(rows | {name for name in table if not name.startswith("tests/")}):
         if row in table:
             rest[piece_of(row)] += table[row].rest
-        elif top_folder(row) not in _BY_FOLDER:
-            rest[piece_of(row)] += NEW_S
-    return {piece: seconds for piece, seconds in rest.items() if seconds > 0}
+        else:
+            rest[piece_of(row)] += 0 if top_folder(row) in _BY_FOLDER else NEW_S
+    return {piece: max(seconds, LEAST_S) for piece, seconds in rest.items()}
 
 
 def by_row(tests: Iterable[Passed], others: Mapping[str, Seconds]) -> dict[str, Seconds]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lanes import changes, flaky, seconds
+from tests.lanes import changes, flaky, second_try, seconds
 from tests.lanes.passed import Passed, begin, note, read
 from tests.lanes.pieces import next_piece
 from tests.lanes.second_try import MOST, outcomes, why_not
@@ -93,6 +93,13 @@ def test_what_a_change_touches() -> None:
     assert exercises == {"tests/integration/hosts/test_hosts.py"}
 
 
+def test_fixtures_touch_the_tests_below_them() -> None:
+    below = "tests/unit/transformers/"
+    files = {file for file in changes.test_files() if file.startswith(below)}
+    for path in ("elastic_runtime/transformers/elastic_mixin.py", f"{below}conftest.py"):
+        assert files and files <= changes.touched([path])[1]
+
+
 def test_each_folder_of_jobs_says_what_it_exercises() -> None:
     folders = {str(Path(file).parent) for file in changes.test_files()}
     jobs = {folder for folder in folders if not folder.startswith(("tests/unit", "tests/model"))}
@@ -134,8 +141,10 @@ def test_what_is_new_counts_and_what_is_gone_does_not() -> None:
     ]
     assert seconds.rest_of(table, files) == {
         "tests/images": 7,  # they share the images
+        "tests/integration/test_golden.py": seconds.LEAST_S,  # it may have got another test
         "tests/integration/test_new.py": seconds.NEW_S,
-        "tests/unit/a": 0.5,
+        "tests/unit/a": seconds.LEAST_S,
+        "tests/unit/b": seconds.LEAST_S,
         "torch 2.15": 9,
     }
     for test in ("tests/cluster/test_c.py::test_x", "tests/unit/a/test_a.py::test_x[1.py]"):
@@ -149,7 +158,9 @@ def test_the_tracked_table_can_be_read() -> None:
 # ------------------------------------------------------------------ what had passed before
 
 
-def test_what_has_passed_is_read_up_to_where_a_run_began(tmp_path: Path) -> None:
+def test_what_has_passed_is_read_up_to_where_a_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, one, two = tmp_path / "passed", Passed("t::one", 1.0, True), Passed("t::two", 2.0, False)
     assert begin(file, "abc", resume=True) == 0
     note(file, one)
@@ -160,6 +171,10 @@ def test_what_has_passed_is_read_up_to_where_a_run_began(tmp_path: Path) -> None
     with file.open("a") as lines:
         lines.write('["t::thr')
     assert read(file, begin(file, "abc", resume=True)) == [one, two]
+    note(file, two)
+    assert read(file, begin(file, "abc", resume=True)) == [one, two, two]
+    monkeypatch.setattr("sys.prefix", "/with/another/torch")
+    assert read(file, begin(file, "abc", resume=True)) == []
     assert read(file, begin(file, "other", resume=True)) == []
     assert read(file, begin(file, "other", resume=False)) == []
 
@@ -172,6 +187,7 @@ def test_the_page_of_flaky_tests_can_be_read() -> None:
     row = "| `tests/a.py::test_a[x]` | 2025-11-20 | a port that others took \\| or not |\n"
     [read] = flaky.read("| test | first seen | what is known |\n|---|---|---|\n" + row)
     assert (read.test, read.seen.day) == ("tests/a.py::test_a[x]", 20)
+    assert flaky.read(row.replace("`", "")) == [read], "a row counts however it is written"
     with pytest.raises(ValueError, match="20 Nov"):
         flaky.read(row.replace("2025-11-20", "20 Nov"))
 
@@ -184,20 +200,36 @@ def test_a_list_that_is_old_or_long_is_told() -> None:
     assert "6 tests" in flaky.overdue([row] * 6, time)[0]
 
 
-def _line(test: str, outcome: str, text: str = "", *, ended: bool = False) -> str:
-    return json.dumps({"test": test, "outcome": outcome, "ended": ended, "text": text})
+def _line(test: str, when: str, outcome: str, text: str = "") -> str:
+    return json.dumps({"test": test, "when": when, "outcome": outcome, "text": text})
 
 
 def test_what_is_not_tried_again() -> None:
-    parts = [_line("a", "passed"), _line("a", "failed", "why"), _line("a", "passed")]
+    begun = _line("a", "setup", "passed")
+    parts = [begun, _line("a", "call", "failed", "why"), _line("a", "teardown", "passed")]
     failed = outcomes("\n".join(parts))
     assert (failed["a"].passed, failed["a"].failed, failed["a"].text) == (False, True, "why")
     assert why_not(failed) == ""
-    hung = outcomes(_line("b", "failed", ended=True))
+    hung = outcomes(_line("b", "???", "failed"))
     assert "hung" in why_not({**failed, **hung})
     assert "no chance" in why_not({str(n): failed["a"] for n in range(MOST + 1)})
     assert why_not({}), "a run can fail without a test that did"
-    assert not outcomes(_line("c", "skipped"))["c"].passed
+    assert not outcomes(_line("c", "setup", "skipped"))["c"].passed
+
+
+def test_a_test_has_passed_that_has_come_to_its_end() -> None:
+    begun, ended = _line("a", "setup", "passed"), _line("a", "teardown", "passed")
+    assert not outcomes(begun)["a"].passed, "its process may have ended, with a status of 0"
+    assert outcomes(f"{begun}\n{ended}")["a"].passed
+    assert not outcomes(_line("a", "call", "skipped") + f"\n{ended}")["a"].passed
+
+
+def test_what_was_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_try, "KEPT", tmp_path / "kept")
+    second_try.keep(outcomes(_line("tests/a.py::test_a[x y]", "call", "failed", "first")))
+    second_try.keep(outcomes(_line("tests/a.py::test_a[x-y]", "call", "failed", "second \udc80")))
+    kept = "".join(file.read_text() for file in (tmp_path / "kept").iterdir())
+    assert "first" in kept and "second" in kept
 
 
 # ------------------------------------------------------------------ whole runs
@@ -309,6 +341,53 @@ def test_who_hung_is_not_tried_again(run: Run, method: str) -> None:
     assert "hung" in done.stdout and "test_hangs" in done.stdout
 
 
+_TO_THE_END = """
+import os
+def test_holds(): pass
+def test_crashes(): os._exit(3)
+def test_more(): pass
+"""
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_process_that_ends_takes_no_other_test_with_it(
+    run: Run, tmp_path: Path, processes: str
+) -> None:
+    unit = tmp_path / "tests" / "unit"
+    (unit / "test_some.py").write_text(_TO_THE_END)
+    for name in ("a", "b", "v", "w", "x"):
+        (unit / f"test_{name}.py").write_text("def test_holds(): pass\n")
+    (unit / "test_y.py").write_text(_TO_THE_END.replace("def test_more(): pass\n", ""))
+    done = run("scripts/test", "-n", processes)
+    assert "2 failed, 8 passed" in done.stdout, done.stdout
+
+
+_ENDS_AFTER_ITS_TESTS = """
+import os
+def pytest_sessionfinish(session):
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0": os._exit(3)
+"""
+
+
+def test_a_process_that_ends_after_its_tests_fails_the_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "tests" / "conftest.py").write_text(_ENDS_AFTER_ITS_TESTS)
+    assert run("scripts/test", "-n", "1", "-k", "chance", "--outcomes=o").returncode == 1
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 1 and "could not be collected" in done.stdout
+    done = run("scripts/test", "-n", "1", "-k", "holds")
+    assert done.returncode == 1 and "ERROR gw0" in done.stdout
+
+
+def test_who_fails_by_chance_does_not_excuse_a_file_that_cannot_be_imported(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "tests" / "unit" / "test_broken.py").write_text("import nothing_of_this_name\n")
+    assert run("scripts/test", "-n", "2", "-k", "chance", "--outcomes=o").returncode == 1
+    done = run(sys.executable, "-m", "tests.lanes.second_try", "o")
+    assert done.returncode == 1
+    assert "could not be collected" in done.stdout and "unit/test_broken.py" in done.stdout
+
+
 _EVERYTHING = """
 import os, pytest
 def test_holds(): pass
@@ -338,6 +417,30 @@ def test_a_run_of_everything_goes_on_where_it_was(run: Run, tmp_path: Path) -> N
     assert "name both" in run("scripts/test", "--resume").stderr
 
 
+def test_a_run_of_everything_needs_a_checkout(run: Run, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / ".git")
+    done = run("scripts/test", "--all", "-n", "0", GIT_CEILING_DIRECTORIES=str(tmp_path.parent))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "git for the commit: fatal: not a git repository" in done.stderr
+
+
+def test_only_a_whole_run_writes_the_table(run: Run, tmp_path: Path) -> None:
+    unit = tmp_path / "tests" / "unit"
+    (unit / "test_some.py").write_text(_EVERYTHING)
+    everything = ("scripts/test", "--all", "-n", "0")
+    table = tmp_path / "tests" / "lanes" / "seconds.txt"
+    before = table.read_text()
+    for part in ("-m=slow", "-k=holds", "--collect-only", "-x", "--ignore=tests/unit/test_some.py"):
+        run(*everything, part)
+        assert table.read_text() == before, part
+    (unit / "test_broken.py").write_text("import nothing_of_this_name\n")
+    run(*everything, "-n", "1")
+    assert table.read_text() == before
+    (unit / "test_broken.py").unlink()
+    run(*everything)
+    assert "tests/unit" in table.read_text()
+
+
 def test_a_run_of_everything_looks_at_the_flaky(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tests" / "unit" / "test_some.py").write_text("def test_holds(): pass\n")
     (tmp_path / "tests" / "FLAKY.md").write_text("| `tests/x` | 2001-01-01 | nothing |\n")
@@ -354,6 +457,19 @@ def test_the_quick_lane_leaves_out_what_is_slow_unless_it_is_asked_for(
     done = run("scripts/test", "-n", "0", "--also=also", "-k", "holds or slow")
     assert "2 passed" in done.stdout
     assert "1 passed" in run("scripts/test", "-n", "0", "tests/unit", "-k", "slow").stdout
+
+
+@pytest.mark.parametrize(("limit", "left_out"), [("timeout=601", True), ("600", False)])
+def test_what_may_take_long_runs_with_all_only(
+    run: Run, tmp_path: Path, limit: str, left_out: bool
+) -> None:
+    text = (
+        f"import pytest\n@pytest.mark.slow('')\n@pytest.mark.timeout({limit})\ndef test_l(): pass\n"
+    )
+    (tmp_path / "tests" / "unit" / "test_long.py").write_text(text)
+    (tmp_path / "also").write_text("tests/unit\n")
+    done = run("scripts/test", "-n", "0", "--also=also", "-k", "test_l")
+    assert ("1 passed" not in done.stdout) == left_out and "INTERNALERROR" not in done.stdout
 
 
 # ------------------------------------------------------------------ in which process
