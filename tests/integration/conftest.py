@@ -1,4 +1,5 @@
-"""Takes a failure that a lost error of gloo has caused for an expected one, once."""
+"""Takes a failure that a lost error of gloo has caused for an expected one, once; jobs that wait for
+other clocks than ours, or import much, have more time."""
 
 from __future__ import annotations
 
@@ -13,6 +14,16 @@ if TYPE_CHECKING:
 
 _REASON = "gloo kept the death of a peer to itself (see tests/integration/lost_errors.py)"
 _EXCUSED = pytest.StashKey[str]()
+# Slurm has clocks of its own; trainers are imported for ten seconds by each process of a job.
+_LONG = ("accelerate", "lightning", "slurm", "torchtitan", "trainers", "transformers")
+_LONG_S = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives the tests of some folders more time."""
+    for item in items:
+        if item.path.parent.name in _LONG and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LONG_S))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
-PATIENCE = 60.0
+PATIENCE = 90.0
 ELASTIC_RUN = (sys.executable, "-m", "elastic_runtime")
 
 
