@@ -1,5 +1,5 @@
-"""Takes a failure that a lost error of gloo has caused for an expected one, once; jobs that wait for
-other clocks than ours, or import much, have more time."""
+"""Takes a failure that a lost error of gloo has caused for an expected one, once, and gives jobs
+more time that wait for other clocks than ours or import much."""
 
 from __future__ import annotations
 
