@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import zygote
 from tests.docker_engine import remove_leftovers
 from tests.etcd_server import (
     EtcdCluster,
@@ -39,6 +40,12 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, own)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What shows a promise is started as users start it."""
+    zygote.start_as_users_do(exec_only=item.get_closest_marker("golden") is not None)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests import processes
+from tests import processes, zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class Fleet:
         mark = f"{self._mark}/{name}"
         log = self._directory / f"{name}.log"
         with log.open("wb") as out:
-            agent = subprocess.Popen(
+            agent = zygote.start(
                 [*self.place(name), *self._command[:3], "--node-name", name, *self._command[3:]],
                 env={**os.environ, **self.environ, processes.MARKER: mark},
                 stdin=subprocess.DEVNULL,

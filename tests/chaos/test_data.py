@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime import Checkpointer, ElasticBatchSampler
-from tests import processes
+from tests import processes, zygote
 from tests.chaos.data_job import Fault, Task, read_notes
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_no_sample_of_a_committed_step_is_missing_or_repeated(tmp_path: Path, ma
         (tmp_path / folder).mkdir()
     log = tmp_path / "log"
     with log.open("wb") as out:
-        job = subprocess.run(
+        job = zygote.run(
             [
                 *(sys.executable, "-m", "elastic_runtime", "--local-nodes", str(_NODES)),
                 *("--min", "1", "--preload", "sklearn.datasets"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import processes
+from tests import processes, zygote
 from tests.chaos.stream_job import Fault, Tale, Task, read_notes
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def check(task: Task, mark: str, *options: str) -> list[dict[str, Any]]:
         (folder / name).mkdir()
     log = folder / "log"
     with log.open("wb") as out:
-        job = subprocess.run(
+        job = zygote.run(
             [
                 *(sys.executable, "-m", "elastic_runtime", "--local-nodes", str(task.nodes)),
                 *(*options, str(_JOB), str(folder / "task")),

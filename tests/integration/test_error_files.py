@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING
 
+from tests import zygote
 from tests.integration.in_place.job import ELASTIC_RUN
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_no_error_file_ends_an_agent(tmp_path: Path) -> None:
     (tmp_path / "lives").mkdir()
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ("--cold", "--log-format", "json", "--max-restarts", "5")
-    ended = subprocess.run(
+    ended = zygote.run(
         [*ELASTIC_RUN, *options, str(tmp_path / "script.py"), str(tmp_path / "lives")],
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.protocol.messages import ProgressFile
+from tests import zygote
 from tests.integration.in_place.job import ELASTIC_RUN
 from tests.mounts import small_disk, with_a_read_only_root
 from tests.processes import wait_for
@@ -88,7 +89,7 @@ def test_an_agent_goes_on_without_room_for_progress(small: Path, tmp_path: Path)
             open(tmp_path / f"{name}.out", "wb") as out,
             open(tmp_path / f"{name}.err", "wb") as err,
         ):
-            return subprocess.Popen(
+            return zygote.start(
                 [*ELASTIC_RUN, *options, str(script)],
                 env={**os.environ, "TMPDIR": str(temporary)},
                 stdout=out,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.errors import EXIT_STORE_UNREACHABLE
+from tests import zygote
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.proxy import Proxy
 from tests.processes import state, wait_for
@@ -53,7 +54,7 @@ class Node:
             *("--no-python", "sh", "-c", command),
         ]
         with self._said.open("wb") as said:
-            self.process = subprocess.Popen(
+            self.process = zygote.start(
                 argv, stdout=said, stderr=said, cwd=folder, env={**os.environ}
             )
 

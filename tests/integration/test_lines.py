@@ -18,7 +18,7 @@ import pytest
 from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import SWITCH, SwitchRecord
 from elastic_runtime.rendezvous.stores.open_store import open_store
-from tests import processes
+from tests import processes, zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class Job:
         (folder / "train.py").write_text(script)
         command = [sys.executable, "-m", "elastic_runtime", "--log-format", "console"]
         with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = zygote.start(
                 [*command, "--local-nodes", "2", "--min", "1", "--log-file", "events", "train.py"],
                 cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: self.mark},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
+from tests import zygote
 from tests.processes import MARKER, end, marked, wait_for
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class _Job:
 def job(tmp_path: Path) -> Iterator[_Job]:
     (tmp_path / "train.py").write_text(_SCRIPT)
     mark = f"local-nodes-{os.getpid()}-{tmp_path.name}"
-    process = subprocess.Popen(
+    process = zygote.start(
         [sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "train.py"],
         env={**os.environ, MARKER: mark, "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"},
         cwd=tmp_path,
@@ -122,7 +123,7 @@ def test_nodes_that_were_all_killed_are_named(job: _Job) -> None:
 def test_one_of_the_nodes_says_how_the_job_has_ended(tmp_path: Path) -> None:
     """None of them was in a round, so that it did not fail on one rather than on another."""
     (tmp_path / "train.py").touch()
-    ended = subprocess.run(
+    ended = zygote.run(
         [
             *(sys.executable, "-m", "elastic_runtime", "--cold", "--local-nodes", "2"),
             *("--min", "3", "--max", "3", "--join-timeout", "1", "train.py"),

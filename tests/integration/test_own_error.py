@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests import zygote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ def error_of(launcher: tuple[str, ...], script: str, here: Path) -> dict[str, An
     (here / "train.py").write_text(script)
     path = here / "error.json"
     path.write_text("an older one")
-    ended = subprocess.run(
+    ended = zygote.run(
         [*launcher, "train.py"],
         env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)},
         capture_output=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -28,6 +27,7 @@ from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
 from elastic_runtime.rendezvous.core.membership_events import ALIVE, SILENT
 from elastic_runtime.rendezvous.probe import ask_node, probe_node
 from elastic_runtime.rendezvous.stores.open_store import open_store
+from tests import zygote
 from tests.integration.snapshots.job import Job
 from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unused
 
@@ -128,7 +128,7 @@ def _replay(node: NodeRecord, secret: str, probes: set[Port], snapshots: set[Por
 def test_a_node_that_listens_everywhere_says_so_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     command = [sys.executable, "-m", "elastic_runtime", "--log-format", "json"]
-    ran = subprocess.run(
+    ran = zygote.run(
         [*command, "--local-addr", "203.0.113.9", "train.py"],  # as behind a NAT
         cwd=tmp_path,
         capture_output=True,

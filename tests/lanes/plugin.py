@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import zygote
 from tests.lanes import changes, flaky, passed, seconds
 from tests.lanes.pieces import ORDER, TOGETHER, Pieces, top_folder
 
@@ -332,4 +333,4 @@ class _Processor:
 def _processor_s() -> float:
     """Seconds of this process and of all its children that have ended."""
     parts = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(part.ru_utime + part.ru_stime for part in parts)
+    return zygote.processor_seconds() + sum(part.ru_utime + part.ru_stime for part in parts)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import zygote
+
 ROOT = Path(__file__).resolve().parents[3]
 
 FORGOTTEN = """
@@ -60,7 +62,7 @@ elastic.run(train, state)
 def ran(folder: Path, script: str, *options: str) -> tuple[int, str]:
     """The exit code of a job, and all that it has printed."""
     (folder / "script.py").write_text(script)
-    job = subprocess.run(
+    job = zygote.run(
         [sys.executable, *options, str(folder / "script.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from tests import zygote
 from tests.unit.deploy.files import SAMPLES, objects
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def test_a_sharded_model_goes_on_in_another_world(tmp_path: Path) -> None:
     script.write_text(config["data"]["train.py"])
     said = []
     for workers, steps in ((2, 101), (1, 201)):
-        ran = subprocess.run(
+        ran = zygote.run(
             [sys.executable, "-m", "elastic_runtime", f"--nproc-per-node={workers}", str(script)],
             env={
                 **os.environ,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import processes
+from tests import processes, zygote
 from tests.etcd_server import free_port
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Node:
         ]
         environ = {**os.environ, processes.MARKER: self._mark}
         with self._said.open("wb") as said:
-            self.process = subprocess.Popen(
+            self.process = zygote.start(
                 argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=folder, env=environ
             )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.errors import EXIT_LEFT
-from tests import processes
+from tests import processes, zygote
 from tests.integration.in_place.job import ELASTIC_RUN, Job
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def test_a_program_that_hangs_ends_with_the_process_that_asks_it(tmp_path: Path)
     program.write_text(f"#!/bin/sh\nsleep 1000 & touch {tmp_path}/asked; wait\n")
     program.chmod(0o755)
     mark = f"hosts-{tmp_path.name}"
-    process = subprocess.Popen(
+    process = zygote.start(
         [*ELASTIC_RUN, "--discover", str(program), "train.py"],
         env={**os.environ, processes.MARKER: mark},
     )

@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests import processes
+from tests import processes, zygote
 from tests.integration.lost_errors import tell
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Job:
         words = ["--folder", str(folder), "--kind", kind, "--seconds", str(seconds)]
         command = [*ELASTIC_RUN, *options, str(SCRIPTS / script), *words]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = zygote.start(
                 command,
                 env={**os.environ, **ENVIRONMENT, **(environ or {}), processes.MARKER: self.mark},
                 cwd=folder,
@@ -216,7 +216,7 @@ class Job:
         command = shlex.split(self.event("job.join_command")["command"])
         environ = {**os.environ, **ENVIRONMENT, processes.MARKER: self.mark}
         with (self.folder / "joined").open("wb") as log:
-            return subprocess.Popen(
+            return zygote.start(
                 command, env=environ, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
             )
 

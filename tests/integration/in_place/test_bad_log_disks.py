@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import processes
+from tests import processes, zygote
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT, PATIENCE, Job
 from tests.mounts import small_disk
 
@@ -117,7 +117,7 @@ def test_the_error_is_where_the_report_says(tmp_path: Path, logs: str) -> None:
     script.write_text(GOES_WRONG)
     temporary.mkdir()
     options = ("--max-restarts", "0", "--log-dir", str(tmp_path / "logs"), "--redirects", "3")
-    ended = subprocess.run(
+    ended = zygote.run(
         [*ELASTIC_RUN, *options, str(script), str(tmp_path / "logs"), logs],
         env={**os.environ, **ENVIRONMENT, "TMPDIR": str(temporary)},
         capture_output=True,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import zygote
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT, SCRIPTS, Job
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_the_same_script_runs_in_every_way(tmp_path: Path) -> None:
         words = ["--folder", str(folder), "--steps", "30"]
         environ = {**os.environ, **ENVIRONMENT}
         script = [*command, str(SCRIPTS / "steps.py"), *words]
-        subprocess.run(script, env=environ, check=True, timeout=90)
+        zygote.run(script, env=environ, check=True, timeout=90)
         notes = [note for note in Job.read(folder) if note["what"] == "ended"]
         assert [note["step"] for note in notes] == [30] * size
         ends += [note["digest"] for note in notes]

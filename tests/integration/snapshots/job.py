@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests import processes
+from tests import processes, zygote
 from tests.integration.lost_errors import tell
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Job:
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            return subprocess.Popen(
+            return zygote.start(
                 [sys.executable, "-m", "elastic_runtime", *arguments],
                 env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: self._mark},
                 stdin=subprocess.DEVNULL,

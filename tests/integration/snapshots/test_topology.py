@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
-from tests import processes
+from tests import processes, zygote
 from tests.integration.lost_errors import tell
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Nodes:
         times = ("--last-call", "10m", "--lease-ttl", "3", "--hang-timeout", "0")
         script = (str(_SCRIPT), "in_place", str(self._folder), "100000")
         with self._log(name).open("wb") as log:
-            self.agents[name] = subprocess.Popen(
+            self.agents[name] = zygote.start(
                 [
                     *(sys.executable, "-m", "elastic_runtime", *job, *times),
                     *("--node-name", name, "--log-format", "json", *options, *script),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import processes
+from tests import processes, zygote
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT
 
 SCRIPT = Path(__file__).with_name("scripts") / "unadapted.py"
@@ -30,7 +30,7 @@ def test_it_is_said_once_what_goes_wrong_and_what_mends_it(
     tmp_path: Path, kind: str, said: dict[str, str]
 ) -> None:
     kind, *options = kind.split()
-    done = subprocess.run(
+    done = zygote.run(
         [*ELASTIC_RUN, *NODES, *options, str(SCRIPT), kind],
         cwd=tmp_path,
         env={**os.environ, **ENVIRONMENT},

@@ -1,0 +1,399 @@
+"""Starts ``elastic-run`` as a fork of a process that has imported torch, for tests of other things.
+
+A job of one node costs five seconds of processor time, nine tenths of them two imports of torch:
+the agent's, and its fork server's. A test that is about neither calls :func:`start` or :func:`run`
+instead of those of ``subprocess``. Each process that runs tests has one zygote, which has imported
+torch and the agent's modules. An agent is a fork of it; the agent's first fork server is a fork of
+both, made before the agent has threads.
+
+As users start: tests marked ``golden``, fork servers that replace another one, and whatever has
+variables that Python or torch read at their start.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_ROOT = Path(__file__).parents[1]
+PROGRAM = (sys.executable, "-m", "elastic_runtime")
+# Of what subprocess.Popen takes, what a fork can be given as well.
+_UNDERSTOOD = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session"}
+# What Python and the libraries read while they are loaded: a fork has what the zygote has. One
+# thread for OpenMP is what tests want.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "MKL_", "TORCH")
+# Bytes for the arguments and the environment of a fork, written over those of the zygote.
+_ROOM = 1 << 15
+_FRAME = 1 << 17
+# In the commands of the processes that an agent starts and that import torch.
+_OURS = ("fork_server import main", "elastic_runtime.cli.run.local_node")
+LOCAL_NODES = "--local-nodes"
+_DESCRIPTORS = 4
+_execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_SIGNATURE = inspect.signature(_execute)
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Starts a command, as a fork of the zygote if it is ``python -m elastic_runtime``.
+
+    Args:
+        command: the command and its arguments.
+        **options: of ``subprocess.Popen``.
+    """
+    kind = _Forked if _zygote.takes(command, options) else subprocess.Popen
+    return kind(list(command), **options)
+
+
+def run(
+    command: Sequence[str], *, timeout: float, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Runs a command to its end as :func:`start` does; else as ``subprocess.run``.
+
+    Args:
+        command: the command and its arguments.
+        timeout: seconds, after which it is killed.
+        check: whether another exit code than 0 is an error.
+        **options: of ``subprocess.Popen``, and ``capture_output``.
+
+    Raises:
+        subprocess.CalledProcessError: see ``check``.
+        subprocess.TimeoutExpired: it has not ended in time.
+    """
+    if options.pop("capture_output", False):
+        options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with start(command, **options) as process:
+        try:
+            out, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(list(command), process.returncode, out, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def start_as_users_do(exec_only: bool) -> None:
+    """Whether everything is started, and nothing forked, from now on."""
+    _zygote.idle = exec_only
+
+
+def processor_seconds() -> float:
+    """What the forks of this process's zygote have used that were waited for."""
+    return _zygote.used
+
+
+# ------------------------------------------------------------------ where the tests run
+
+
+class _Client:
+    """The zygote of this process, begun when it is needed for the first time."""
+
+    def __init__(self) -> None:
+        self.idle = False
+        self.used = 0.0
+        self._channel: socket.socket | None = None
+
+    def takes(self, command: Sequence[str], options: Mapping[str, Any]) -> bool:
+        """Whether a fork would be as good as a start."""
+        if self.idle or tuple(command[: len(PROGRAM)]) != PROGRAM or not _UNDERSTOOD >= {*options}:
+            return False
+        env = options.get("env") or os.environ
+        fits = max(map(_size, (command, _lines(env)))) < _ROOM
+        return fits and _read_at_start(env) == _read_at_start(os.environ)
+
+    def fork(self, request: dict[str, Any], standard: Sequence[int]) -> tuple[socket.socket, int]:
+        """Has it fork; returns where the fork's end will be told, and the fork."""
+        if self._channel is None:
+            self._channel = self._begin()
+        end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            _send(self._channel, request, [*standard, theirs.fileno()])
+        told, _ = _receive(end)
+        return end, told["pid"]
+
+    @staticmethod
+    def _begin() -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"from tests.zygote import Zygote; Zygote({theirs.fileno()}).serve()()"
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code, "_" * _ROOM],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "ROOM": "_" * _ROOM},
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+            )
+        atexit.register(process.wait)
+        atexit.register(ours.close)  # before the other
+        return ours
+
+
+_zygote = _Client()
+
+
+class _Forked(subprocess.Popen[Any]):
+    """A process as ``subprocess.Popen`` has it, whose parent is the zygote."""
+
+    def _execute_child(self, *given: Any) -> None:
+        request, standard = _requested(self, given)
+        self._end, self.pid = _zygote.fork(request, standard)
+        _started(self, given)
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        try:
+            text = self._end.recv(_FRAME, socket.MSG_DONTWAIT if flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, 0
+        self._end.close()
+        told = json.loads(text) if text else {"status": signal.SIGKILL, "used": 0}
+        _zygote.used += told["used"]
+        return self.pid, told["status"]
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
+            try:
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+# ------------------------------------------------------------------ the zygote
+
+
+class Zygote:
+    """The process that forks. It has one thread, and ends with the process that runs tests.
+
+    Args:
+        number: its end of the socket, a descriptor.
+    """
+
+    def __init__(self, number: int) -> None:
+        import elastic_runtime.agent.agent
+        import elastic_runtime.agent.launch
+        import elastic_runtime.cli.run.elastic_run  # noqa: F401
+        from elastic_runtime.agent.workers import preload
+
+        for name in preload.ALWAYS:
+            importlib.import_module(name)
+        self._channel = socket.socket(fileno=number)
+        self._forks: dict[int, socket.socket] = {}
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        gc.freeze()
+
+    def serve(self) -> Callable[[], object]:
+        """Returns at the end, and in each fork, with what is to be done when this stack is left."""
+        while True:
+            readable, _, _ = select.select([self._channel, self._woken], [], [])
+            with suppress(BlockingIOError):
+                while self._woken.recv(_FRAME):
+                    pass
+            self._reap()
+            if self._channel not in readable:
+                continue
+            try:
+                request, [*standard, number] = _receive(self._channel)
+            except EOFError:
+                return lambda: None
+            end = socket.socket(fileno=number)
+            pid = os.fork()
+            if pid == 0:
+                self._leave(end)
+                return partial(_run, request, standard)
+            for number in standard:
+                os.close(number)
+            self._forks[pid] = end
+            _send(end, {"pid": pid})
+
+    def _leave(self, end: socket.socket) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for one in (self._channel, self._woken, self._wake, end, *self._forks.values()):
+            one.close()
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if not pid:
+                    return
+                with self._forks.pop(pid) as end, suppress(ConnectionError):
+                    _send(end, {"status": status, "used": usage.ru_utime + usage.ru_stime})
+
+
+def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+    """Does in this fork what was asked for, as if it had been started so."""
+    _become(request, descriptors)
+    _python, option, what, *args = [arg for arg in request["args"] if arg != "-u"]
+    if option == "-c":
+        sys.path[0], sys.argv = "", ["-c", *args]
+        exec(what, {"__name__": "__main__"})
+        return
+    agent, waiting = os.getpid(), []
+    for _ in range(_forks_of(args)):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            for one in (ours, *(channel for channel, _ in waiting)):
+                one.close()
+            _wait(theirs, agent)
+            return
+        theirs.close()
+        waiting.append((ours, pid))
+    _hand_over(waiting)
+    sys.path[0], sys.argv = os.getcwd(), [what, *args]
+    runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def _forks_of(args: Sequence[str]) -> int:
+    """How many processes that import torch an agent will start: its fork server, or nodes."""
+    if LOCAL_NODES in args[:-1]:
+        return int(args[args.index(LOCAL_NODES) + 1])
+    return 1
+
+
+def _hand_over(waiting: list[tuple[socket.socket, int]]) -> None:
+    """What this process starts of our programs are to be the forks that wait for that."""
+
+    def execute(process: Any, *given: Any) -> None:
+        request, descriptors = _requested(process, given)
+        if not waiting or not any(mark in arg for mark in _OURS for arg in request["args"][:4]):
+            _execute(process, *given)
+            return
+        channel, process.pid = waiting.pop(0)
+        with channel:
+            _send(channel, request, descriptors)
+        _started(process, given)
+
+    subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+
+
+def _wait(channel: socket.socket, agent: int) -> None:
+    """In a fork that waits: becomes what its agent asks for, or ends with it."""
+    from elastic_runtime.worker.worker_main import die_with
+
+    die_with(agent)
+    with channel:
+        try:
+            request, descriptors = _receive(channel)
+        except EOFError:
+            return
+    die_with(agent, 0)
+    _run(request, descriptors)
+
+
+# ------------------------------------------------------------------ what both ends know
+
+
+def _requested(process: Any, given: Sequence[Any]) -> tuple[dict[str, Any], list[int]]:
+    """What a ``subprocess.Popen`` is to execute, and its descriptors: the standard ones first."""
+    names = _SIGNATURE.bind(process, *given).arguments
+    ends = (names["p2cread"], names["c2pwrite"], names["errwrite"])
+    standard = [number if end == -1 else end for number, end in enumerate(ends)]
+    request = {
+        "passed": names["pass_fds"],
+        "args": [os.fspath(arg) for arg in names["args"]],
+        "cwd": os.fspath(names["cwd"] or os.getcwd()),
+        "env": dict(names["env"] or os.environ),
+        "session": names["start_new_session"],
+        "group": names["process_group"],
+        "blocked": [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    }
+    return request, [*standard, *names["pass_fds"]]
+
+
+def _started(process: Any, given: Sequence[Any]) -> None:
+    process._child_created = True
+    process._close_pipe_fds(*given[10:16])
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
+    if request["session"]:
+        os.setsid()
+    elif request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    numbers = [0, 1, 2, *request["passed"]]
+    copies = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for one in descriptors]
+    for number, copy in zip(numbers, copies, strict=True):
+        os.dup2(copy, number)
+    for one in {*copies, *descriptors} - {*numbers}:
+        os.close(one)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    _write_over(int(fields[45]), int(fields[46]), request["args"])
+    _write_over(int(fields[47]), int(fields[48]), _lines(request["env"]))
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, "backslashreplace")  # type: ignore[misc]
+    tempfile.tempdir = None
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+
+
+def _stream(number: int, errors: str) -> io.TextIOWrapper:
+    by_line = number == 2 or os.isatty(number)
+    raw = open(number, "wb", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", errors, line_buffering=by_line)
+
+
+def _write_over(begin: int, end: int, words: Sequence[str]) -> None:
+    size = end - begin - 1
+    text = b"\0".join(map(os.fsencode, words))
+    ctypes.memmove(begin, text[:size].ljust(size, b"\0"), size)
+
+
+def _lines(env: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in env.items()]
+
+
+def _size(words: Sequence[str]) -> int:
+    return sum(len(os.fsencode(word)) + 1 for word in words)
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+    if found.get("PYTHONPATH") == str(_ROOT):  # where workers find the package anyway
+        del found["PYTHONPATH"]
+    return found
+
+
+def _send(channel: socket.socket, body: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    socket.send_fds(channel, [json.dumps(body).encode()], descriptors)
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    text, descriptors, _, _ = socket.recv_fds(channel, _FRAME, _DESCRIPTORS)
+    if not text:
+        raise EOFError("the other end is gone; a zygote says why on standard error")
+    body: dict[str, Any] = json.loads(text)
+    return body, descriptors
