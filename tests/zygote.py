@@ -37,12 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _ROOT = Path(__file__).parents[1]
-PROGRAM = (sys.executable, "-m", "elastic_runtime")
 # Of what subprocess.Popen takes, what a fork can be given as well.
 _UNDERSTOOD = {"cwd", "env", "stdin", "stdout", "stderr", "text", "start_new_session"}
 # What Python and the libraries read while they are loaded: a fork has what the zygote has. One
 # thread for OpenMP is what tests want.
-_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "MKL_", "TORCH")
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "MKL_", "TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_")
 # Bytes for the arguments and the environment of a fork, written over those of the zygote.
 _ROOM = 1 << 15
 _FRAME = 1 << 17
@@ -55,14 +54,16 @@ _SIGNATURE = inspect.signature(_execute)
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Starts a command, as a fork of the zygote if it is ``python -m elastic_runtime``.
+    """Starts a command, as a fork of the zygote if it is one of ours, or ``python SCRIPT``.
 
     Args:
         command: the command and its arguments.
         **options: of ``subprocess.Popen``.
     """
-    kind = _Forked if _zygote.takes(command, options) else subprocess.Popen
-    return kind(list(command), **options)
+    command = list(command)
+    words = list(command)
+    kind = _Forked if _zygote.takes(words, options) else subprocess.Popen
+    return kind(words, **options)
 
 
 def run(
@@ -115,9 +116,12 @@ class _Client:
         self.used = 0.0
         self._channel: socket.socket | None = None
 
-    def takes(self, command: Sequence[str], options: Mapping[str, Any]) -> bool:
+    def takes(self, command: list[str], options: Mapping[str, Any]) -> bool:
         """Whether a fork would be as good as a start."""
-        if self.idle or tuple(command[: len(PROGRAM)]) != PROGRAM or not _UNDERSTOOD >= {*options}:
+        program = command[:1] == [sys.executable] and (
+            command[1:3] == ["-m", "elastic_runtime"] or command[1].endswith(".py")
+        )
+        if self.idle or not program or not _UNDERSTOOD >= {*options}:
             return False
         env = options.get("env") or os.environ
         fits = max(map(_size, (command, _lines(env)))) < _ROOM
@@ -253,11 +257,20 @@ class Zygote:
 def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     """Does in this fork what was asked for, as if it had been started so."""
     _become(request, descriptors)
-    _python, option, what, *args = [arg for arg in request["args"] if arg != "-u"]
-    if option == "-c":
-        sys.path[0], sys.argv = "", ["-c", *args]
-        exec(what, {"__name__": "__main__"})
-        return
+    what, *args = request["args"][2 if request["args"][1] == "-u" else 1 :]
+    if what == "-c":
+        code, *args = args
+        sys.path[0], sys.argv = "", [what, *args]
+        exec(code, {"__name__": "__main__"})
+    elif what == "-m":
+        _run_agent(*args)
+    else:
+        sys.path[0], sys.argv = os.path.dirname(os.path.realpath(what)), [what, *args]
+        runpy.run_path(what, run_name="__main__")
+
+
+def _run_agent(module: str, *args: str) -> None:
+    """Runs a module, with forks of its own for what it will start."""
     agent, waiting = os.getpid(), []
     for _ in range(_forks_of(args)):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -270,8 +283,8 @@ def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         theirs.close()
         waiting.append((ours, pid))
     _hand_over(waiting)
-    sys.path[0], sys.argv = os.getcwd(), [what, *args]
-    runpy.run_module(what, run_name="__main__", alter_sys=True)
+    sys.path[0], sys.argv = os.getcwd(), [module, *args]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _forks_of(args: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT, EXIT_NOT_ENOUGH_NODES
+from tests import zygote
 from tests.integration.test_launch import PROGRAM
 from tests.processes import MARKER, end, wait_for
 
@@ -42,7 +43,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         *arguments: str, stderr: int | None = None, before: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         with (tmp_path / "stdout").open("wb") as stdout:
-            process = subprocess.Popen(
+            process = zygote.start(
                 [*before, sys.executable, "-m", "elastic_runtime", *arguments],
                 env={
                     **os.environ,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import zygote
 from tests.lanes import changes
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ markers = slow(why): in this test
 def run(tmp_path: Path) -> Run:
     """Runs a module of a small project that has our lanes; returns how it went."""
     shutil.copytree(Path(changes.__file__).parent, tmp_path / "tests" / "lanes")
+    shutil.copy(zygote.__file__, tmp_path / "tests")
     (tmp_path / "tests" / "unit").mkdir()
     for name in ("__init__.py", "FLAKY.md"):
         (tmp_path / "tests" / name).write_text("")
