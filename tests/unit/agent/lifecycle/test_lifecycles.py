@@ -534,21 +534,23 @@ def test_a_node_that_waits_to_go_saves_as_soon_as_it_is_the_last_one() -> None:
     assert agent.saves() == 0
 
 
-def test_the_leader_waits_longer_than_the_others_so_that_one_is_the_last() -> None:
-    agent = _waits_to_go(7.0, leads=True)
-    agent.play(Alarm(leads=True))
-    assert not agent.told(Dismiss)
-    agent.play(Alarm(alone=True, leads=True))
-    assert agent.saves() == 0
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_nobody_waits_long_for_a_round_that_no_store_can_form(leads: bool) -> None:
-    agent = _waits_to_go(1.0, leads=leads)
+@pytest.mark.parametrize(
+    ("seconds", "leads", "news", "saves"),
+    [
+        (7.0, True, {"alone": True}, 0),  # the leader waits longer: so that one is the last
+        # Nobody waits long for a round that no store can form.
+        (1.0, True, {"served": False}, None),
+        (1.0, False, {"served": False}, None),
+    ],
+)
+def test_how_long_a_node_waits_to_go(
+    seconds: float, leads: bool, news: dict[str, bool], saves: int | None
+) -> None:
+    agent = _waits_to_go(seconds, leads=leads)
     agent.play(Alarm(leads=leads))
     assert not agent.told(Dismiss)
-    agent.play(Alarm(leads=leads, served=False))
-    assert agent.saves() is None
+    agent.play(Alarm(leads=leads, **news))
+    assert agent.saves() == saves
 
 
 @pytest.mark.parametrize(
