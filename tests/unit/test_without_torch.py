@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 # With all that they import.
 MODULES = (
@@ -20,7 +20,7 @@ MODULES = (
 
 def _run(program: str) -> str:
     """What the program prints; it has to end well."""
-    done = run_python(program)
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -17,7 +17,7 @@ from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.events.snapshot_events import SnapshotFailed
 from elastic_runtime.events.store_events import StoreForgot, StoreFound
 from tests.processes import wait_for
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +113,7 @@ with also_to_file(screen, sys.argv[1]) as emit:
 
 def test_a_full_disk_leaves_no_half_line_and_is_said(tmp_path: Path) -> None:
     path = tmp_path / "events"
-    done = run_python(_FULL, path)
+    done = python("-c", _FULL, path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["events.dropped True", "events.resumed True"]
     events = read(path)

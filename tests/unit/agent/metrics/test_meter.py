@@ -25,7 +25,7 @@ from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.protocol.messages import Note
 from elastic_runtime.protocol.round_records import Budget
 from tests.unit.agent.jobs import ROUND, job
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Event
@@ -138,7 +138,7 @@ def test_without_a_port_nothing_of_it_is_imported() -> None:
         "bad &= set(sys.modules)\n"
         "assert not bad, bad"
     )
-    ended = run_python(code)
+    ended = python("-c", code)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
