@@ -6,8 +6,6 @@ import asyncio
 import select
 import socket
 import threading
-import urllib.error
-import urllib.request
 from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -19,13 +17,12 @@ from elastic_runtime.rendezvous.node_address import own_address
 from elastic_runtime.system.http_server import Answer, HttpServerThread
 from elastic_runtime.system.listening import Where, listen, stop_listening, way_to, where_reached
 from tests import processes
+from tests.unit.clients import LOCAL, PATIENCE, connect, everything, get
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-LOCAL = "127.0.0.1"
-PATIENCE = 60.0  # of a test
 # How long a client may take where a test wants to see the end of it.
 SHORT = 0.5
 
@@ -53,31 +50,11 @@ def patient() -> Iterator[HttpServerThread]:
         yield server
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection((LOCAL, port), timeout=PATIENCE)
-
-
 def say(port: int, data: bytes) -> bytes:
     """All that the server says to these bytes, until it hangs up."""
     with connect(port) as line:
         line.sendall(data)
         return everything(line)
-
-
-def everything(line: socket.socket) -> bytes:
-    said = b""
-    with suppress(ConnectionResetError):
-        while part := line.recv(65536):
-            said += part
-    return said
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{LOCAL}:{port}{path}", timeout=PATIENCE) as answered:
-            return answered.status, answered.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 # ---------------------------------------------------------------- requests

@@ -6,8 +6,6 @@ import json
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +23,7 @@ from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.protocol.messages import Note
 from elastic_runtime.protocol.round_records import Budget
 from tests.unit.agent.jobs import ROUND, job
+from tests.unit.clients import LOCAL, connect, get
 from tests.unit.programs import python
 
 if TYPE_CHECKING:
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
 
 
 CONFIG = job()
-LOCAL = "127.0.0.1"
-PATIENCE = 60.0  # of a test
-
-
-def connect(port: int) -> socket.socket:
-    return socket.create_connection((LOCAL, port), timeout=PATIENCE)
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{LOCAL}:{port}{path}", timeout=PATIENCE) as answered:
-            return answered.status, answered.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 @pytest.fixture
