@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -291,11 +292,9 @@ def test_lines_of_threads_do_not_mix() -> None:
         for _ in range(100):
             emit(Hint("x", "a" * 200))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for working in [pool.submit(work) for _ in range(4)]:
+            working.result()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 400
     assert all(json.loads(line)["text"] == "a" * 200 for line in lines)

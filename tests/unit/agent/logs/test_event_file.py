@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,11 +76,8 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
             for number in range(100):
                 emit(SnapshotFailed("x", number, problem=node * 3000))
 
-    writers = [threading.Thread(target=write, args=(node,)) for node in "abc"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, "abc"))
     found = read(tmp_path / "events")
     for node in "abc":
         assert [e["step"] for e in found if e["node"] == node] == list(range(100))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -106,11 +106,9 @@ def test_events_of_many_threads_are_all_counted(free_port: int) -> None:
             for _ in range(saves):
                 meter.emit(CheckpointSaved("x", step=1, bytes=1, seconds=0.1))
 
-        threads = [threading.Thread(target=save) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            for saving in [pool.submit(save) for _ in range(4)]:
+                saving.result()
         text = get(free_port, "/metrics")[1]
     assert f"elastic_checkpoint_saved_bytes_total {4.0 * saves}\n" in text
 
