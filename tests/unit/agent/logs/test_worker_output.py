@@ -162,6 +162,21 @@ def test_files_and_filters(screen: Screen, pipe: tuple[int, int], tmp_path: Path
     assert (tmp_path / "some").read_bytes() == b"[0]:loss 1\n[0]:lr 2"
 
 
+def test_a_full_disk_costs_the_file_only(screen: Screen, pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    told: list[Event] = []
+    logs = LogWriter(told.append)
+    stream = Stream(reading, b"", screen.console, logs.open(lambda: "/dev/full"))
+    os.write(writing, b"one\n")
+    stream.read()
+    os.write(writing, b"two\n")
+    stream.read()
+    assert screen.shows() == b"one\ntwo\n"
+    stream.finish()
+    logs.close()
+    assert told[0] == LogDropped("/dev/full", "No space left on device")
+
+
 def test_a_console_whose_reader_is_gone_is_forgotten() -> None:
     reading, writing = os.pipe()
     console = Console(writing)
