@@ -182,6 +182,13 @@ def test_without_shuffling_a_shard_is_in_order(sizes: list[int], rules: EpochRul
         assert [n for s, n in samples if s == shard] == list(range(size))
 
 
+def test_one_stream_without_shuffling_goes_through_all_in_order() -> None:
+    sizes = [3, 0, 40, 1, 1]
+    played = play(sizes, begin_epoch(EpochRules(5, 4, 1, 0, 0), 0))
+    in_order = [(shard, n) for shard, size in enumerate(sizes) for n in range(size)]
+    assert played.steps == [in_order[n : n + 4] for n in range(0, 45, 4)]
+
+
 @pytest.mark.parametrize(
     ("sizes", "batch", "most"),
     [
