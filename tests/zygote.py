@@ -177,13 +177,9 @@ class _Forked(subprocess.Popen[Any]):
         return self.pid, told["status"]
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
-        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
-            try:
-                pid, status = self._try_wait(os.WNOHANG)
-                if pid:
-                    self._handle_exitstatus(status)
-            finally:
-                self._waitpid_lock.release()
+        if self.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.wait(0)
         return self.returncode
 
 
@@ -271,7 +267,8 @@ def _run(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 def _run_agent(module: str, *args: str) -> None:
     """Runs a module, with forks of its own for what it will start."""
-    agent, waiting = os.getpid(), []
+    agent = os.getpid()
+    waiting: list[tuple[socket.socket, int]] = []
     for _ in range(_forks_of(args)):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()

@@ -9,11 +9,12 @@ import sys
 from tests.processes import PROGRAM_TIMEOUT
 
 
-def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """Runs a program that finds the modules of this directory."""
+def python(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """What a Python of its own ends with and prints, in this environment and some variables."""
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=PROGRAM_TIMEOUT,

@@ -108,11 +108,7 @@ def test_the_table_is_what_was_written() -> None:
         Passed("tests/chaos/test_z.py::test_three", 4.0, quick=False),
     ]
     rows = seconds.by_row(tests, {"torch 2.15": Seconds(0, 9), "tests/gone.py": Seconds(1, 1)})
-    assert rows == {
-        "tests/chaos/test_z.py": (0, 4),
-        "tests/unit/a": (1.5, 2),
-        "torch 2.15": (0, 9),
-    }
+    assert rows == {"tests/chaos/test_z.py": (0, 4), "tests/unit/a": (1.5, 2), "torch 2.15": (0, 9)}
     assert seconds.read(seconds.written(rows)) == rows
 
 

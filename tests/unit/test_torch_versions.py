@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +13,7 @@ from scripts.demo import went_back
 from scripts.timeline import Step, Story, draw
 from scripts.torch_versions import BEGINS, ENDS, Failed, Job, Kind
 from tests.processes import PROGRAM_TIMEOUT
+from tests.unit.programs import python
 
 # ---------------------------------------------------------------- versions of torch
 
@@ -154,6 +154,5 @@ def test_going_on_from_an_older_step_is_noticed() -> None:
 
 @pytest.mark.parametrize("script", ["api_reference.py", "event_reference.py", "module_map.py"])
 def test_a_page_is_up_to_date(script: str) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
+    checked = python(ROOT / "scripts" / script, "--check")
     assert checked.returncode == 0, checked.stderr

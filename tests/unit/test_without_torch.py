@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.processes import PROGRAM_TIMEOUT
+from tests.unit.programs import python
 
 # With all that they import.
 MODULES = (
@@ -23,10 +20,7 @@ MODULES = (
 
 def _run(program: str) -> str:
     """What the program prints; it has to end well."""
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -130,6 +130,9 @@ def test_pieces_of_files(pool: ConnectionPool) -> None:
     end = bytearray(10)
     file.readinto(len(CONTENT) - 10, [memoryview(end)])
     assert end == CONTENT[-10:]
+    parts = [bytearray(3) for _ in range(3000)]  # many in one question
+    file.readinto(1, [memoryview(part) for part in parts])
+    assert b"".join(parts) == CONTENT[1:9001]
 
 
 def test_what_is_expected_and_what_is_read_after_all(pool: ConnectionPool) -> None:
@@ -141,12 +144,6 @@ def test_what_is_expected_and_what_is_read_after_all(pool: ConnectionPool) -> No
         assert part == CONTENT[offset : offset + length]
     file.expect(0, len(CONTENT))
     file.close()
-
-
-def test_many_small_buffers_in_one_question(pool: ConnectionPool) -> None:
-    parts = [bytearray(3) for _ in range(3000)]
-    PeerFile(pool, FILE, "it").readinto(1, [memoryview(part) for part in parts])
-    assert b"".join(parts) == CONTENT[1:9001]
 
 
 def test_what_is_not_there(pool: ConnectionPool) -> None:
@@ -166,13 +163,6 @@ def test_the_key_is_needed(server: SnapshotServer, key: str) -> None:
     with pytest.raises(OSError, match=r"closed the connection|reset"):
         PeerConnection(memory(server), key)
     assert size(server) == len(CONTENT)
-
-
-def test_as_long_as_no_key_is_known_nobody_is_served(tmp_path: Path) -> None:
-    server = SnapshotServer(str(tmp_path), lambda: "", "127.0.0.1")
-    with pytest.raises(OSError, match=r"closed the connection|reset"):
-        PeerConnection(memory(server), "")
-    server.close()
 
 
 def test_what_was_overheard_opens_nothing(server: SnapshotServer) -> None:

@@ -28,6 +28,7 @@ from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.state.training_state import State
 from tests.processes import PROGRAM_TIMEOUT
 from tests.ranks import entries_of, saves
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,9 +129,7 @@ for step in range(1000):
 
 
 def test_a_plain_process_saves_when_it_is_terminated(tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": os.getcwd()}
-    done = subprocess.run([sys.executable, "-c", _PLAIN, str(tmp_path)], env=env, check=False)
-    assert done.returncode == 128 + signal.SIGTERM
+    assert python("-c", _PLAIN, tmp_path).returncode == 128 + signal.SIGTERM
     assert saves(tmp_path) == ["step-5.term-1"]
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-
-from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,19 +34,6 @@ class StandIns:
     def calls(self) -> list[str]:
         """How they were called, in order."""
         return self._noted.read_text().splitlines() if self._noted.exists() else []
-
-
-def python(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    """What a Python of its own ends with and prints, in this environment and some variables."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-        check=False,
-    )
 
 
 def on_screen(shown: RenderableType) -> str:

@@ -26,12 +26,9 @@ def test_an_outlook_says_whose_shares_are_taken_where() -> None:
     places = [outlook.at((0, cursor)) for cursor in (6, 11, 12, 18, 24)]
     assert places == [first, first, second, second, outlook]
     assert outlook.at((1, 0)) is outlook
+    later = Outlook(0, 18, 0, 1, 4, BATCH, BATCH, (Stretch((1, 6), 0, 2, BATCH, BATCH),))
+    assert [later.at(place).world for place in ((0, 18), (1, 0), (1, 6))] == [2, 2, 4]
     assert Outlook(0, 6, 0, 1, 4, BATCH, BATCH).at((0, 0)).world == 4
-
-
-def test_a_position_in_an_earlier_epoch_comes_before_every_one_in_a_later() -> None:
-    outlook = Outlook(0, 18, 0, 1, 4, BATCH, BATCH, (Stretch((1, 6), 0, 2, BATCH, BATCH),))
-    assert [outlook.at(place).world for place in ((0, 18), (1, 0), (1, 6))] == [2, 2, 4]
 
 
 @pytest.mark.parametrize(

@@ -376,10 +376,7 @@ def forgets(what: str, folder: str) -> str:
     ("what", "told"),
     [
         ("inner", "there were 24 inner steps, and the inner optimizer has made none: call inner"),
-        (
-            "step",
-            r"the inner optimizer has made 9 steps, and the step\(\) of DiLoCo was not cal",
-        ),
+        ("step", r"the inner optimizer has made 9 steps, and the step\(\) of DiLoCo was not cal"),
         ("group", "the inner optimizer got another group of parameters after DiLoCo was made"),
         ("entry", "the checkpointer does not save inner; add them to its entries"),
         ("commit", r"this State is committed by its DiLoCo.*leave out commit\(\)"),

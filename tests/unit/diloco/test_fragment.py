@@ -42,10 +42,14 @@ def test_a_change_is_how_much_less_a_ranks_own_values_are() -> None:
 
 @pytest.mark.parametrize("common", [torch.float32, torch.bfloat16])
 def test_a_change_of_a_smaller_type_is_sent_in_float32(common: torch.dtype) -> None:
+    """And its gradient has the type of the common parameter."""
     theirs = nn.Parameter(torch.tensor([3.0, 1.0], dtype=common))
     ours = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
-    change = Fragment([Pair("w", theirs, ours)], []).change()
+    part = Fragment([Pair("w", theirs, ours)], [])
+    change = part.change()
     assert (change.dtype, change.tolist()) == (torch.float32, [2.0, -1.0])
+    part.offer(change)
+    assert theirs.grad is not None and theirs.grad.dtype == common
 
 
 def test_what_is_infinite_in_both_models_has_not_changed() -> None:
@@ -95,27 +99,17 @@ def test_the_mean_change_becomes_gradients_of_parameters_and_values_of_buffers()
     assert (table.grad, bias.grad) == (None, None)
 
 
-def test_a_gradient_has_the_type_of_the_common_parameter() -> None:
-    half = Pair("w", nn.Parameter(torch.ones(2).half()), nn.Parameter(torch.zeros(2)))
-    Fragment([half], []).offer(torch.tensor([1.0, 2.0]))
-    assert half.common.grad is not None
-    assert half.common.grad.dtype == torch.float16
-
-
 def test_a_rank_takes_the_common_values_over() -> None:
+    """A parameter may keep a share of its own, and a buffer none."""
     ours = fragment()
+    ours.adopt(mix=0.25)
+    assert [each.own.tolist() for each in ours.parameters] == [[[0.75] * 2] * 2, [4.25]]
+    assert ours.buffers[0].own.tolist() == [10.0]
     ours.adopt()
     assert [each.own.tolist() for each in ours.parameters] == [[[1.0, 1.0], [1.0, 1.0]], [5.0]]
     assert ours.buffers[0].own.tolist() == [10.0]
     ours.parameters[1].own.data.fill_(0.0)
     assert ours.parameters[1].common.tolist() == [5.0], "both have memory of their own"
-
-
-def test_a_parameter_keeps_a_share_of_its_own_and_a_buffer_none() -> None:
-    ours = fragment()
-    ours.adopt(mix=0.25)
-    assert [each.own.tolist() for each in ours.parameters] == [[[0.75] * 2] * 2, [4.25]]
-    assert ours.buffers[0].own.tolist() == [10.0]
 
 
 def test_a_rank_alone_gets_its_own_change_back_whatever_it_weighs() -> None:
@@ -125,14 +119,11 @@ def test_a_rank_alone_gets_its_own_change_back_whatever_it_weighs() -> None:
     assert change.tolist() == [1.0, -2.0]
     # Where nothing was trained nothing changes.
     assert Flight(change, 0.0, None).wait(nothing).tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("value", [nan, inf, -inf])
-def test_a_rank_alone_that_has_diverged_has_nothing_to_average(value: float) -> None:
-    flight = Flight(torch.tensor([1.0, value]), 1.0, None)
-    assert not flight.finite
-    with pytest.raises(NothingToAverage, match="the training has diverged: lower"):
-        flight.wait(nothing)
+    for diverged in (nan, inf, -inf):
+        flight = Flight(torch.tensor([1.0, diverged]), 1.0, None)
+        assert not flight.finite
+        with pytest.raises(NothingToAverage, match="the training has diverged: lower"):
+            flight.wait(nothing)
 
 
 def exchange(

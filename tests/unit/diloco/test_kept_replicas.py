@@ -86,10 +86,19 @@ def regrouped(made: tuple[int, ...], sampled: bool, **options: Any) -> tuple[dic
     return before, begins[0], {**after, "own": job.owns[-1]}
 
 
-def test_ranks_go_on_with_what_they_have_and_a_new_one_begins_where_the_furthest_is() -> None:
-    ranks = values(run_ranks(3, regrouped, (2, 4), True))
-    (first, second, new) = [begin for _, begin, _ in ranks]
-    for (before, _, _), begin in zip(ranks[:2], (first, second), strict=True):
+Ranks = list[tuple[dict[str, Any], ...]]
+
+
+@pytest.fixture(scope="module")
+def joined() -> Ranks:
+    return values(run_ranks(3, regrouped, (2, 4), True))
+
+
+def test_ranks_go_on_with_what_they_have_and_a_new_one_begins_where_the_furthest_is(
+    joined: Ranks,
+) -> None:
+    (first, second, new) = [begin for _, begin, _ in joined]
+    for (before, _, _), begin in zip(joined[:2], (first, second), strict=True):
         assert {**begin, "shares": None} == {**before, "shares": None}
     assert (first["inner"], second["inner"]) == (2, 4)
     assert new["replica"] == new["common"] == first["common"]
@@ -98,14 +107,13 @@ def test_ranks_go_on_with_what_they_have_and_a_new_one_begins_where_the_furthest
     assert new["momentum"] is not None
 
 
-def test_every_sample_is_taken_once_whoever_takes_it() -> None:
+def test_every_sample_is_taken_once_whoever_takes_it(joined: Ranks) -> None:
     """Rank 0 is two batches behind: it takes its old shares of these, and then one of three."""
-    ranks = values(run_ranks(3, regrouped, (2, 4), True))
-    first, second, new = (begin["shares"] for _, begin, _ in ranks)
+    first, second, new = (begin["shares"] for _, begin, _ in joined)
     order = [
         index for batch in ElasticBatchSampler(600, 12, seed=1, rank=0, world=1) for index in batch
     ]
-    at = ranks[0][1]["cursor"]
+    at = joined[0][1]["cursor"]
     assert at == 12 * (EVERY + 2)
     assert [len(share) for share in first[:3]] == [6, 6, 4]
     assert first[:2] == [order[at : at + 6], order[at + 12 : at + 18]]

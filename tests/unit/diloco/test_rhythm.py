@@ -131,18 +131,28 @@ def test_a_standing_is_the_same_after_it_was_sent() -> None:
     assert Standing.of_plain(json.loads(json.dumps(mine.plain))) == mine
 
 
-def test_ranks_that_have_trained_nothing_begin_together() -> None:
-    beginning = Meeting(Schedule(0, (0, 0)), None, (), (), (0, 1))
-    assert meet([NEW, NEW], 7) == beginning
-    # What was trained from another commit than the common one is worth nothing.
-    assert meet([at(3, after=6), at(2, after=8)], 7) == beginning
+BEGINNING = Meeting(Schedule(0, (0, 0)), None, (), (), (0, 1))
 
 
-def test_a_rank_that_is_behind_keeps_what_it_has_and_a_new_one_begins_where_the_furthest_is() -> (
-    None
-):
-    meeting = meet([at(2), NEW, at(4), at(3, after=6), at(4)], 7)
-    assert meeting == Meeting(Schedule(4, (9, 4)), 2, (0, 2, 4), (0,), (1, 3))
+@pytest.mark.parametrize(
+    ("ranks", "meeting"),
+    [
+        ([NEW, NEW], BEGINNING),
+        # What was trained from another commit than the common one is worth nothing.
+        ([at(3, after=6), at(2, after=8)], BEGINNING),
+        # One that is behind keeps what it has; new ones begin where the furthest is.
+        (
+            [at(2), NEW, at(4), at(3, after=6), at(4)],
+            Meeting(Schedule(4, (9, 4)), 2, (0, 2, 4), (0,), (1, 3)),
+        ),
+        # Of those that are equally far the first one gives.
+        ([NEW, at(4), at(4)], Meeting(Schedule(4, (9, 4)), 1, (1, 2), (), (0,))),
+        # Who was there at the commit and has made no step keeps its memory.
+        ([at(0), at(0), NEW], Meeting(Schedule(0, (5, 0)), 0, (0, 1), (), (2,))),
+    ],
+)
+def test_who_goes_on_from_where(ranks: list[Standing], meeting: Meeting) -> None:
+    assert meet(ranks, 7) == meeting
 
 
 def test_a_rank_that_was_left_out_meanwhile_keeps_nothing() -> None:
@@ -151,16 +161,6 @@ def test_a_rank_that_was_left_out_meanwhile_keeps_nothing() -> None:
     assert (meeting.furthest, meeting.kept, meeting.new) == (2, (0, 2), (1,))
     # If those are gone who were there after it, it is the one that knows most.
     assert meet([left_out, NEW], 7).kept == (0,)
-
-
-def test_of_ranks_that_are_equally_far_the_first_one_gives() -> None:
-    meeting = meet([NEW, at(4), at(4)], 7)
-    assert (meeting.furthest, meeting.kept, meeting.behind) == (1, (1, 2), ())
-
-
-def test_a_rank_that_was_there_at_the_commit_and_has_made_no_step_keeps_its_memory() -> None:
-    meeting = meet([at(0), at(0), NEW], 7)
-    assert meeting == Meeting(Schedule(0, (5, 0)), 0, (0, 1), (), (2,))
 
 
 @given(standings)

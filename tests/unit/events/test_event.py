@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
@@ -31,6 +32,12 @@ def test_every_event_says_when_it_happens_and_has_fields_that_can_be_checked() -
         assert event.__doc__ and "(" not in event.__doc__.split()[0], event
         types = {one.partition("[")[0] for f in fields(event) for one in str(f.type).split(" | ")}
         assert types <= _KINDS.keys(), event
+
+
+def test_a_sentence_is_made_of_fields_of_its_event() -> None:
+    for event in known_events().values():
+        named = {name for _, name, *_ in Formatter().parse(event.sentence) if name}
+        assert named <= {one.name for one in fields(event)}, event
 
 
 def test_an_event_is_what_was_sent() -> None:

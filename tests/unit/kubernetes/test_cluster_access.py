@@ -13,7 +13,7 @@ from elastic_runtime.kubernetes import cluster_access
 from elastic_runtime.kubernetes.cluster_access import ClusterRef, login
 from tests.integration.etcd import certificates
 from tests.kube.cluster import kubeconfig
-from tests.unit.cli.stand_ins import python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -163,10 +164,6 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             "waiting for nodes: 1 of 2 are here (last call)",
         ),
         (_event("job.failed", reason="ValueError: x"), None),
-        (
-            _event("local.started", nodes=["node0", "node1"], pids=[7, 8]),
-            "started node0, node1 (pids 7, 8)",
-        ),
         (_failed("ValueError: x\nmore"), "rank 1 failed: ValueError: x"),
         (_failed("", 3), "rank 1 failed with code 3"),
         (_failed("worker 1: ValueError: x"), "rank 1 failed: ValueError: x"),
@@ -220,53 +217,13 @@ def test_one_node_tells_about_the_job_and_each_about_itself() -> None:
             "trying again (failure 1 of 3 allowed): ValueError: x",
         ),
         (_event("store.lost", why="refused"), "the store does not answer (refused); trying again"),
-        (_event("store.found"), "the store answers again"),
-        (
-            _event("store.forgot"),
-            "the store has lost its data; the nodes write the records of the job again",
-        ),
-        (
-            _event("record.bad", key="nodes/x", why="it is not JSON"),
-            "ignored a record in the store, nodes/x: it is not JSON",
-        ),
-        (
-            _event("node.excluded", reason="it was silent"),
-            "excluded from the job (it was silent); joining again as a new node",
-        ),
-        (_event("node.leaving", reason="asked to"), "leaving: asked to"),
-        (
-            _event("server.died", why="signal 9"),
-            "the fork server died (signal 9); another one starts",
-        ),
-        (
-            _event("log.dropped", path="/logs/x", why="full"),
-            "/logs/x cannot be written (full): what workers print is lost until it can",
-        ),
-        (
-            _event("progress.off", path="/tmp/x", why="full"),
-            (
-                "/tmp/x cannot be written (full): the agent does not see the steps of workers that "
-                "start now"
-            ),
-        ),
-        (
-            _event("log.resumed", path="/logs/x", bytes=7),
-            "logs can be written again; 7 bytes are missing",
-        ),
-        (
-            _event("workers.cold", why="x"),
-            "workers start without imported modules, seconds slower each: x",
-        ),
-        (
-            _event("checkpoint.damaged", path="runs/x", step=40, problem="a checksum differs"),
-            "the checkpoint of step 40 in runs/x is damaged and not used: a checksum differs",
-        ),
         (_event("checkpoint.saved", step=40, seconds=0.2), None),
         (_event("round.left", round=2, reason="x"), None),
         (_event("something.new", a=1), None),
     ],
 )
 def test_each_event_on_a_console(event: Happened, line: str | None) -> None:
+    """Of those that are just a sentence, which docs/events.md has, one stands for all."""
     assert _seen(event)[:1] == ([] if line is None else [line])
 
 
@@ -335,11 +292,9 @@ def test_lines_of_threads_do_not_mix() -> None:
         for _ in range(100):
             emit(Hint("x", "a" * 200))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for working in [pool.submit(work) for _ in range(4)]:
+            working.result()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 400
     assert all(json.loads(line)["text"] == "a" * 200 for line in lines)

@@ -6,8 +6,6 @@ import asyncio
 import select
 import socket
 import threading
-import urllib.error
-import urllib.request
 from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -19,13 +17,12 @@ from elastic_runtime.rendezvous.node_address import own_address
 from elastic_runtime.system.http_server import Answer, HttpServerThread
 from elastic_runtime.system.listening import Where, listen, stop_listening, way_to, where_reached
 from tests import processes
+from tests.unit.clients import LOCAL, PATIENCE, connect, everything, get
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-LOCAL = "127.0.0.1"
-PATIENCE = 60.0  # of a test
 # How long a client may take where a test wants to see the end of it.
 SHORT = 0.5
 
@@ -53,10 +50,6 @@ def patient() -> Iterator[HttpServerThread]:
         yield server
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection((LOCAL, port), timeout=PATIENCE)
-
-
 def say(port: int, data: bytes) -> bytes:
     """All that the server says to these bytes, until it hangs up."""
     with connect(port) as line:
@@ -64,27 +57,7 @@ def say(port: int, data: bytes) -> bytes:
         return everything(line)
 
 
-def everything(line: socket.socket) -> bytes:
-    said = b""
-    with suppress(ConnectionResetError):
-        while part := line.recv(65536):
-            said += part
-    return said
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{LOCAL}:{port}{path}", timeout=PATIENCE) as answered:
-            return answered.status, answered.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
 # ---------------------------------------------------------------- requests
-
-
-def test_a_request_is_answered(server: HttpServerThread) -> None:
-    assert get(server.port, "/x?y=1") == (200, "you asked for /x\n")
 
 
 def test_head_has_no_body(server: HttpServerThread) -> None:
@@ -118,7 +91,7 @@ def test_an_odd_request_is_answered_and_shown_nowhere(
 ) -> None:
     said = say(server.port, request_)
     assert said.startswith(b"HTTP/1.1 %d " % status)
-    assert get(server.port, "/x")[0] == 200
+    assert get(server.port, "/x?y=1") == (200, "you asked for /x\n")
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ from elastic_runtime.config import JobConfig
 from elastic_runtime.errors import EXIT_USAGE, UsageError
 from elastic_runtime.system import torch_version
 from elastic_runtime.system.torch_version import NEWEST, OLDEST, read_version
-from tests.processes import PROGRAM_TIMEOUT
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,4 +137,4 @@ def test_torch_is_not_imported_for_it() -> None:
         "import sys; from elastic_runtime.system import torch_version as version; "
         "version.refuse_unsupported(); version.untested(); sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], timeout=PROGRAM_TIMEOUT, check=True)
+    assert python("-c", program).returncode == 0

@@ -132,10 +132,7 @@ def test_ranks_share_out_all_streams_and_go_in_step(
 @pytest.mark.parametrize(
     ("shares", "text"),
     [
-        (
-            StreamShares(16, 16, 4, 0, 2),
-            "16 sequences a step on 4 data-parallel ranks: 4 each",
-        ),
+        (StreamShares(16, 16, 4, 0, 2), "16 sequences a step on 4 data-parallel ranks: 4 each"),
         (StreamShares(10, 10, 3, 1, 2), "4 to 3 each, in 2 x 2, 2 filled up"),
         (StreamShares(2, 2, 4, 3, 1), "1 to 0 each, in 1 x 1, 2 filled up"),
     ],

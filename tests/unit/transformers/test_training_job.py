@@ -64,12 +64,7 @@ def again(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: Ends, **options: 
     monkeypatch.setattr("elastic_runtime.transformers.elastic_mixin._has_trained", False)
     saved = ElasticOptions(global_batch=8, in_place=False, every="1 steps")
     made = trainer(
-        folder,
-        saved,
-        callbacks=[ends],
-        eval_dataset=Numbers(),
-        eval_strategy="epoch",
-        **options,
+        folder, saved, callbacks=[ends], eval_dataset=Numbers(), eval_strategy="epoch", **options
     )
     return made.train()
 

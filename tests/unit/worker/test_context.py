@@ -23,7 +23,7 @@ from elastic_runtime.protocol.messages import (
     decode,
 )
 from elastic_runtime.worker.context import WorkerContext
-from tests.unit.programs import run_python, waiting
+from tests.unit.programs import python, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,7 +235,7 @@ print("alive")
     "then", ["os.kill(os.getpid(), signal.SIGTERM)", "context().refuse_leave_requests()"]
 )
 def test_a_second_sigterm_and_one_that_no_step_honours_end_the_process(then: str) -> None:
-    done = run_python(_SIGNALS.format(then=then))
+    done = python("-c", _SIGNALS.format(then=then))
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 

@@ -14,7 +14,7 @@ import pytest
 import elastic_runtime as elastic
 from elastic_runtime.worker import worker_main
 from tests import zygote
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 _TOP = """
 import sys, torch
@@ -109,7 +109,7 @@ finally:
 
 @pytest.mark.parametrize(("late", "said"), [("", []), ("atexit.register(print, 'late')", ["late"])])
 def test_all_but_the_interpreter_ends_in_order(tmp_path: Path, late: str, said: list[str]) -> None:
-    done = run_python(_SCRIPT.format(late=late), tmp_path / "file")
+    done = python("-c", _SCRIPT.format(late=late), tmp_path / "file")
     assert (done.returncode, done.stderr) == (79, "")
     assert done.stdout.split() == ["finally", "thread", *said, "early"]
     assert (tmp_path / "file").read_text() == "file\n"
@@ -128,7 +128,7 @@ sys.exit(3)
 
 
 def test_the_interpreter_is_not_taken_apart() -> None:
-    done = run_python(_WITH_GARBAGE)
+    done = python("-c", _WITH_GARBAGE)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
@@ -138,12 +138,12 @@ def test_a_requested_end_has_the_code_that_the_sender_expects(has_agent: bool, c
         "from elastic_runtime.worker.fast_exit import end_on_request\n"
         f"end_on_request(79, has_agent={has_agent})"
     )
-    assert run_python(script).returncode == code
+    assert python("-c", script).returncode == code
 
 
 def test_an_end_by_a_signal_is_quick_too() -> None:
     script = _WITH_GARBAGE.replace("exit_fast(3)", "exit_fast(-signal.SIGINT)")
     script = f"import signal\n{script}".replace("sys.exit(3)", "raise KeyboardInterrupt")
-    done = run_python(script)
+    done = python("-c", script)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
     assert done.stderr.endswith("KeyboardInterrupt\n")

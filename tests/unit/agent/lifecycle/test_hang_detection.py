@@ -232,10 +232,7 @@ def test_who_does_not_answer_for_long_is_replaced() -> None:
     assert agent.one(TellPeople).event == stuck
 
 
-@pytest.mark.parametrize(
-    ("heard", "ends"),
-    [(None, True), (WAITS, True), (WORKS, False)],
-)
+@pytest.mark.parametrize(("heard", "ends"), [(None, True), (WAITS, True), (WORKS, False)])
 def test_a_worker_that_does_not_leave_is_ended_unless_it_is_busy(
     heard: WorkerSaid | None, ends: bool
 ) -> None:

@@ -36,7 +36,13 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerSaid,
 )
 from elastic_runtime.clock import NEVER
-from elastic_runtime.errors import EXIT_DONE, EXIT_FAILED, EXIT_LEFT, EXIT_STORE_UNREACHABLE
+from elastic_runtime.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_LEFT,
+    EXIT_STORE_UNREACHABLE,
+    EXIT_USAGE,
+)
 from elastic_runtime.events.job_events import JobWaiting
 from elastic_runtime.protocol import messages
 from elastic_runtime.protocol.messages import Change, Dismiss, Interrupt, Leave
@@ -164,8 +170,11 @@ def test_an_error_that_only_echoes_a_peer_says_so() -> None:
     assert said.workers == 2
 
 
-def test_a_new_node_has_its_workers_ready_before_it_asks_in() -> None:
-    agent = Walk(ForkServerReady())
+def test_a_new_node_has_its_workers_ready_before_it_is_taken_in() -> None:
+    agent = Walk()
+    assert agent.one(StartForkServer)
+    assert not agent.said(Join), "its workers cannot start at once"
+    agent.play(ForkServerReady())
     assert agent.said(Join)
     agent.play(Prepare())
     assert agent.asked(StartForNextRound) == [StartForNextRound((0, 1))]
@@ -219,6 +228,12 @@ def test_a_failure_after_the_end_of_training_starts_all_anew() -> None:
     assert agent.asked(StartForNextRound) == [StartForNextRound((0, 1))]
 
 
+def test_a_round_is_not_left_while_a_worker_that_has_returned_still_runs() -> None:
+    agent = in_round(returned(0, 1), killed(1))
+    assert not agent.said(LeftRound)
+    assert agent.asked(StopWorkers)
+
+
 def test_a_peer_on_the_same_node_that_dies_late_spoils_the_end() -> None:
     agent = in_round(killed(1), returned(0, 1))
     assert not agent.said(LeftRound)
@@ -237,11 +252,6 @@ def test_a_node_that_started_anew_hears_of_the_next_break_as_well() -> None:
         assert agent.said(LeftRound), number
         agent.play(ready(0), sealed(number + 1, workers=1))
         assert agent.asked(EnterRound)
-
-
-def test_a_worker_that_ends_early_with_code_0_has_failed() -> None:
-    agent = in_round(WorkerExited(1, 0, 0), left(1, 1))
-    assert "exit code 0" in agent.one_said(LeftRound).fault.reason
 
 
 def test_a_replacement_that_never_comes_to_run_ends_the_node() -> None:
@@ -341,6 +351,16 @@ def test_who_finishes_its_script_is_asked_to_leave_whatever_its_replacement_does
     assert ended == [(1,)]
 
 
+def test_ranks_that_do_not_agree_in_time_are_interrupted() -> None:
+    agent = in_round(JOINS, Alarm())
+    assert agent.told(Interrupt)
+
+
+def test_a_worker_that_ends_early_with_code_0_has_failed() -> None:
+    agent = in_round(WorkerExited(1, 0, 0), left(1, 1))
+    assert "exit code 0" in agent.one_said(LeftRound).fault.reason
+
+
 def test_a_broken_round_is_left_without_ending_a_process() -> None:
     agent = in_round(BREAKS)
     assert agent.told(Interrupt)[0].local_ranks == (0, 1)
@@ -350,11 +370,6 @@ def test_a_broken_round_is_left_without_ending_a_process() -> None:
     agent.play(left(1, 1))
     assert agent.one_said(LeftRound).fault.reason == "node b lost"
     assert agent.state.phase is Phase.WAITING
-
-
-def test_ranks_that_do_not_agree_in_time_are_interrupted() -> None:
-    agent = in_round(JOINS, Alarm())
-    assert agent.told(Interrupt)
 
 
 def test_an_excluded_node_asks_in_again_with_the_same_processes() -> None:
@@ -391,20 +406,16 @@ def test_a_worker_that_returns_from_a_broken_round_does_not_end_it_well() -> Non
     assert agent.asked(StartForNextRound) == [StartForNextRound((0,))]
 
 
-def test_a_round_is_not_left_while_a_worker_that_has_returned_still_runs() -> None:
-    agent = in_round(returned(0, 1), killed(1))
-    assert not agent.said(LeftRound)
-    assert agent.asked(StopWorkers)
-
-
 # How such a node leaves the job
 
 
-def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step() -> None:
-    agent = in_round(LeaveRequested(signal.SIGUSR1))
+@pytest.mark.parametrize("earlier", [(), (*planned(1), sealed(2))])
+def test_a_node_that_is_asked_to_leave_leaves_at_a_common_step(earlier: tuple[Any, ...]) -> None:
+    """Also if its workers were started for an earlier round."""
+    agent = in_round(*earlier, LeaveRequested(signal.SIGUSR1))
     assert agent.one(ForwardSignal).signum == signal.SIGUSR1, "for a handler of the script's"
     assert agent.told(Change)[0].message.goes
-    agent.play(*planned(1))
+    agent.play(*planned(2 if earlier else 1))
     assert not agent.one_said(LeftRound).stays
     assert agent.told(Dismiss)
     agent.play(left_at_step(0), left_at_step(1))
@@ -523,21 +534,23 @@ def test_a_node_that_waits_to_go_saves_as_soon_as_it_is_the_last_one() -> None:
     assert agent.saves() == 0
 
 
-def test_the_leader_waits_longer_than_the_others_so_that_one_is_the_last() -> None:
-    agent = _waits_to_go(7.0, leads=True)
-    agent.play(Alarm(leads=True))
-    assert not agent.told(Dismiss)
-    agent.play(Alarm(alone=True, leads=True))
-    assert agent.saves() == 0
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_nobody_waits_long_for_a_round_that_no_store_can_form(leads: bool) -> None:
-    agent = _waits_to_go(1.0, leads=leads)
+@pytest.mark.parametrize(
+    ("seconds", "leads", "news", "saves"),
+    [
+        (7.0, True, {"alone": True}, 0),  # the leader waits longer: so that one is the last
+        # Nobody waits long for a round that no store can form.
+        (1.0, True, {"served": False}, None),
+        (1.0, False, {"served": False}, None),
+    ],
+)
+def test_how_long_a_node_waits_to_go(
+    seconds: float, leads: bool, news: dict[str, bool], saves: int | None
+) -> None:
+    agent = _waits_to_go(seconds, leads=leads)
     agent.play(Alarm(leads=leads))
     assert not agent.told(Dismiss)
-    agent.play(Alarm(leads=leads, served=False))
-    assert agent.saves() is None
+    agent.play(Alarm(leads=leads, **news))
+    assert agent.saves() == saves
 
 
 @pytest.mark.parametrize(
@@ -566,18 +579,6 @@ def test_a_node_that_was_in_no_round_has_nothing_to_save() -> None:
     assert agent.asked(Finish)
 
 
-def test_a_node_leaves_although_its_workers_were_started_for_an_earlier_round() -> None:
-    agent = in_round(
-        *planned(1),
-        sealed(2),
-        LeaveRequested(15),
-        *planned(2),
-        left_at_step(0),
-        left_at_step(1),
-    )
-    assert agent.one(Finish).exit_code == EXIT_LEFT
-
-
 def test_a_worker_that_does_not_end_when_it_is_dismissed_is_stopped() -> None:
     agent = in_round(LeaveRequested(15), *planned(1))
     (alarm,) = (a for a in agent.asked(SetAlarm) if a.at < float("inf"))
@@ -600,38 +601,23 @@ def after_training(*events: Any, replaced: bool = False) -> Walk:
     )
 
 
-def test_after_training_workers_with_a_checkpointer_are_asked_to_leave_at_a_step() -> None:
-    agent = after_training(LeaveRequested(15))
-    assert agent.told(Leave)
-    assert not agent.asked(StopWorkers)
+HELLOS = hello(0, 0), ready(0), hello(0, 1), ready(1)
 
 
-def test_a_worker_whose_checkpointer_is_closed_in_a_later_round_is_stopped_at_once() -> None:
-    closed = hello(1, 0, can=False)  # a worker says for which round it was started
-    agent = after_training(closed, LeaveRequested(15))
-    assert agent.asked(StopWorkers)
-    assert not agent.told(Leave)
-
-
-def test_what_a_worker_has_said_does_not_hold_for_the_one_that_replaces_it() -> None:
-    agent = after_training(LeaveRequested(15), replaced=True)
-    assert agent.asked(StopWorkers)
-    assert not agent.told(Leave)
-
-
-def test_a_worker_that_was_started_before_the_first_round_can_say_that_it_can_leave() -> None:
-    agent = Walk(
-        ForkServerReady(),
-        Prepare(),
-        hello(0, 0),
-        ready(0),
-        hello(0, 1),
-        ready(1),
-        sealed(5),
-        *all_returned(5),
-        LeaveRequested(15),
-    )
-    assert agent.told(Leave)
+@pytest.mark.parametrize(
+    ("agent", "can"),
+    [
+        (after_training(), True),
+        (Walk(ForkServerReady(), Prepare(), *HELLOS, sealed(5), *all_returned(5)), True),
+        # A checkpointer that is closed in a later round: a worker says for which it was started.
+        (after_training(hello(1, 0, can=False)), False),
+        # What a worker has said does not hold for the one that replaces it.
+        (after_training(replaced=True), False),
+    ],
+)
+def test_after_training_who_can_still_leave_at_a_step_is_asked_to(agent: Walk, can: bool) -> None:
+    agent.play(LeaveRequested(15))
+    assert (bool(agent.told(Leave)), bool(agent.asked(StopWorkers))) == (can, not can)
 
 
 @pytest.mark.parametrize(
@@ -653,26 +639,20 @@ def test_what_takes_the_place_of_a_planned_change_is_why_the_round_is_left(
 
 
 ENDED_WELL = WorkerExited(1, 0, 0), WorkerExited(1, 1, 0)
-PLANNED_CHANGE = Switch(1, False, "node c joins")
 
 
-def test_a_node_asks_in_only_when_its_workers_can_start_at_once() -> None:
-    walk = Walk()
-    assert walk.one(StartForkServer)
-    assert not walk.said(Join)
-    walk.play(ForkServerReady())
-    assert walk.one_said(Join)
-
-
-def test_a_conflict_ends_a_node_that_runs_nothing() -> None:
-    walk = Walk(ForkServerReady(), Conflict("another job"))
-    assert walk.one(Finish).message == "another job"
-
-
-def test_a_store_that_was_waited_for_too_long_ends_the_agent() -> None:
-    walk = Walk(ForkServerReady(), StoreTimeout("it does not answer"))
-    finish = walk.one(Finish)
-    assert (finish.exit_code, finish.message) == (EXIT_STORE_UNREACHABLE, "it does not answer")
+@pytest.mark.parametrize(
+    ("events", "code", "told"),
+    [
+        ([Conflict("another job")], EXIT_USAGE, "another job"),
+        ([StoreTimeout("no answer")], EXIT_STORE_UNREACHABLE, "no answer"),
+        ([LeaveRequested(2)], EXIT_LEFT, "stopped on request"),
+        ([LeaveRequested(2)] * 2, EXIT_LEFT, "stopped on request"),
+    ],
+)
+def test_what_ends_a_node_that_runs_nothing(events: list[Any], code: int, told: str) -> None:
+    finish = Walk(ForkServerReady(), *events).state.finish
+    assert finish and (finish.exit_code, finish.message) == (code, told)
 
 
 def test_a_lost_store_does_not_stop_a_running_group() -> None:
@@ -687,7 +667,8 @@ def test_the_round_is_left_before_the_next_fork_server_is_there() -> None:
     assert walk.one(StartForkServer)
     # Whoever starts workers meanwhile has them wait for it.
     walk.play(sealed(2))
-    assert walk.one(StartWorkers).round.number == 2
+    start = walk.one(StartWorkers)
+    assert (start.round.number, start.group_rank) == (2, 0)
     walk.play(ForkServerReady())
     assert not walk.actions
     assert walk.state.phase is Phase.RUNNING
@@ -754,23 +735,10 @@ def test_whatever_happens_a_round_is_left_without_workers(events: list[Lifecycle
     assert ends == (walk.state.phase is Phase.ENDED)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_signals_end_a_node_that_waits(signals: int) -> None:
-    walk = Walk(ForkServerReady(), *(LeaveRequested(2) for _ in range(signals)))
-    assert walk.state.phase is Phase.ENDED
-    assert replace(walk.state).finish is not None
-
-
 def test_each_event_has_a_row() -> None:
     """One that nobody handles would end the agent."""
     kinds = {*get_args(LifecycleEvent), *get_args(WorkerMessage)} - {WorkerSaid}
     assert lifecycle_step.HANDLERS.keys() == kinds
-
-
-def test_the_workers_get_the_signal_that_asked_the_node() -> None:
-    assert running(LeaveRequested(signal.SIGUSR1)).one(StopWorkers).signum == signal.SIGUSR1
-    planned = running(PLANNED_CHANGE).one(StopWorkers)
-    assert (planned.signum, planned.grace) == (signal.SIGTERM, SETTINGS.timeouts.grace)
 
 
 @pytest.mark.parametrize(("signum", "told"), [(signal.SIGUSR1, True), (15, False), (2, False)])
@@ -778,13 +746,6 @@ def test_a_script_that_leaves_by_itself_gets_its_own_signals(signum: int, told: 
     walk = can_leave(LeaveRequested(signum))
     assert walk.one(TellWorkers)
     assert bool(walk.asked(ForwardSignal)) == told
-
-
-def test_a_sealed_round_starts_its_workers() -> None:
-    walk = running()
-    start = walk.one(StartWorkers)
-    assert (start.round.number, start.group_rank) == (1, 0)
-    assert walk.state.phase is Phase.RUNNING
 
 
 def test_a_killed_worker_takes_its_siblings_along_and_the_round_is_left_after_them() -> None:
@@ -809,7 +770,7 @@ def test_an_own_error_right_after_the_order_to_stop_is_still_told() -> None:
 
 
 def test_a_planned_change_lets_workers_with_a_checkpointer_choose_the_step() -> None:
-    walk = can_leave(PLANNED_CHANGE)
+    walk = can_leave(JOINS)
     assert walk.one(TellWorkers).message == messages.Leave(1, "node c joins")
     assert not walk.asked(StopWorkers)
     assert walk.one(SetAlarm).at == 130.0
@@ -818,15 +779,25 @@ def test_a_planned_change_lets_workers_with_a_checkpointer_choose_the_step() -> 
     assert walk.state.phase is Phase.WAITING
 
 
-def test_a_worker_that_makes_no_more_steps_is_not_asked_to_leave_at_one() -> None:
-    walk = can_leave(hello(1, 1, can=False), PLANNED_CHANGE)
-    assert walk.one(StopWorkers).grace == SETTINGS.timeouts.grace
+TIMES = SETTINGS.timeouts
+
+
+@pytest.mark.parametrize(
+    ("walk", "signum", "grace"),
+    [
+        (running(LeaveRequested(signal.SIGUSR1)), signal.SIGUSR1, TIMES.grace),
+        (running(JOINS), 15, TIMES.grace),
+        # A worker that makes no more steps is not asked to leave at one.
+        (can_leave(hello(1, 1, can=False), JOINS), 15, TIMES.grace),
+        # Workers that do not leave in time, or whose round breaks.
+        (can_leave(JOINS, Alarm()), 15, TIMES.broken_grace),
+        (can_leave(JOINS, BREAKS), 15, TIMES.broken_grace),
+        (running(Fenced("no contact")), 15, TIMES.broken_grace),
+    ],
+)
+def test_how_workers_are_stopped(walk: Walk, signum: int, grace: float) -> None:
     assert not walk.asked(TellWorkers)
-
-
-@pytest.mark.parametrize("event", [Alarm(), BREAKS])
-def test_workers_that_do_not_leave_in_time_or_whose_round_breaks_are_ended(event: Any) -> None:
-    assert can_leave(PLANNED_CHANGE, event).one(StopWorkers).grace == SETTINGS.timeouts.broken_grace
+    assert (walk.one(StopWorkers).signum, walk.one(StopWorkers).grace) == (signum, grace)
 
 
 def test_a_failure_elsewhere_brings_a_done_node_back() -> None:
@@ -846,32 +817,29 @@ def test_a_node_that_is_asked_to_leave_says_goodbye_and_ends() -> None:
     assert walk.one(Finish).exit_code == EXIT_LEFT
 
 
-def test_asked_twice_ends_at_once() -> None:
-    walk = running(LeaveRequested(signal.SIGTERM))
-    walk.play(LeaveRequested(signal.SIGTERM), now=102.5)
+@pytest.mark.parametrize(
+    ("patient", "same", "earnest"),
+    [
+        (False, [(15, 101.9)], (15, 102.5)),
+        (False, [(15, 101.9)], (2, 101.9)),
+        # At the end of the time that preemption leaves, for example; Slurm kills what is left then.
+        (True, [(15, 130.0), (signal.SIGUSR1, 130.0)], (2, 131.0)),
+    ],
+)
+def test_who_is_asked_again_in_earnest_ends_at_once(
+    patient: bool, same: list[tuple[int, float]], earnest: tuple[int, float]
+) -> None:
+    """The same signal shortly after is the same request; Ctrl-C alone hurries a patient node."""
+    walk = can_leave()
+    walk.state = replace(walk.state, settings=replace(walk.state.settings, patient=patient))
+    walk.play(LeaveRequested(15), now=100.0)
+    for signum, now in same:
+        walk.play(LeaveRequested(signum), now=now)
+        assert not walk.actions
+    walk.play(LeaveRequested(earnest[0]), now=earnest[1])
     assert walk.one(StopWorkers).grace == 0.0
     walk.play(killed(0), killed(1))
-    assert walk.one(Finish).exit_code == 128 + signal.SIGTERM
-
-
-def test_the_same_signal_shortly_after_is_the_same_request() -> None:
-    walk = can_leave(LeaveRequested(signal.SIGTERM))
-    walk.play(LeaveRequested(signal.SIGTERM), now=101.9)
-    assert not walk.actions
-    walk.play(LeaveRequested(signal.SIGINT), now=101.9)
-    assert walk.one(StopWorkers).grace == 0.0
-
-
-def test_a_patient_node_is_hurried_by_ctrl_c_alone() -> None:
-    walk = can_leave()
-    walk.state = replace(walk.state, settings=replace(walk.state.settings, patient=True))
-    walk.play(LeaveRequested(signal.SIGTERM), now=100.0)
-    # At the end of the time that preemption leaves, for example; Slurm kills what is left then.
-    for later in (signal.SIGTERM, signal.SIGUSR1):
-        walk.play(LeaveRequested(later), now=130.0)
-        assert not walk.actions
-    walk.play(LeaveRequested(signal.SIGINT), now=131.0)
-    assert walk.one(StopWorkers).grace == 0.0
+    assert walk.one(Finish).exit_code == 128 + earnest[0]
 
 
 def test_an_excluded_node_stops_before_it_joins_again() -> None:
@@ -893,14 +861,10 @@ def test_a_node_that_stops_leaves_after_that_when_it_is_asked_to() -> None:
     walk = running(killed(0), LeaveRequested(15))
     assert walk.one_said(Leaving)
     assert not walk.asked(StopWorkers, TellWorkers)
-    walk.play(PLANNED_CHANGE)
+    walk.play(JOINS)
     assert not walk.actions
     walk.play(ended_by_us(1))
     assert not walk.one_said(LeftRound).stays
-
-
-def test_a_fenced_node_stops_its_workers() -> None:
-    assert running(Fenced("no contact")).one(StopWorkers)
 
 
 def test_news_of_an_older_round_is_ignored() -> None:
@@ -925,13 +889,6 @@ def test_the_cause_is_reported_and_not_its_echo() -> None:
     assert walk.one_said(LeftRound).fault.signature == "ValueError: the cause"
 
 
-def test_all_workers_ending_well_is_done_and_not_left() -> None:
-    walk = running(*ENDED_WELL)
-    assert walk.one_said(Done).round == 1
-    assert not walk.said(LeftRound)
-    assert walk.state.phase is Phase.DONE
-
-
 def test_what_fails_once_the_node_was_asked_to_leave_is_no_failure_of_the_script() -> None:
     walk = can_leave(LeaveRequested(signal.SIGTERM))
     text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated."
@@ -941,6 +898,9 @@ def test_what_fails_once_the_node_was_asked_to_leave_is_no_failure_of_the_script
 
 def test_the_end_of_the_job_ends_the_agent_with_its_code() -> None:
     walk = running(*ENDED_WELL)
+    assert walk.one_said(Done).round == 1
+    assert not walk.said(LeftRound)
+    assert walk.state.phase is Phase.DONE
     walk.play(Ended(OutcomeRecord("life", True, EXIT_DONE, "well")))
     assert walk.one(Finish).exit_code == EXIT_DONE
     walk = running(Ended(OutcomeRecord("life", False, EXIT_FAILED, "budget spent")))

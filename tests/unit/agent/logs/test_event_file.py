@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +17,7 @@ from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.events.snapshot_events import SnapshotFailed
 from elastic_runtime.events.store_events import StoreForgot, StoreFound
 from tests.processes import wait_for
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,11 +76,8 @@ def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
             for number in range(100):
                 emit(SnapshotFailed("x", number, problem=node * 3000))
 
-    writers = [threading.Thread(target=write, args=(node,)) for node in "abc"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, "abc"))
     found = read(tmp_path / "events")
     for node in "abc":
         assert [e["step"] for e in found if e["node"] == node] == list(range(100))
@@ -113,7 +110,7 @@ with also_to_file(screen, sys.argv[1]) as emit:
 
 def test_a_full_disk_leaves_no_half_line_and_is_said(tmp_path: Path) -> None:
     path = tmp_path / "events"
-    done = run_python(_FULL, path)
+    done = python("-c", _FULL, path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["events.dropped True", "events.resumed True"]
     events = read(path)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
-import urllib.error
-import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,8 @@ from elastic_runtime.events.round_events import RoundRecovered, RoundSealed
 from elastic_runtime.protocol.messages import Note
 from elastic_runtime.protocol.round_records import Budget
 from tests.unit.agent.jobs import ROUND, job
-from tests.unit.programs import run_python
+from tests.unit.clients import LOCAL, connect, get
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from elastic_runtime.events import Event
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
 
 
 CONFIG = job()
-LOCAL = "127.0.0.1"
-PATIENCE = 60.0  # of a test
-
-
-def connect(port: int) -> socket.socket:
-    return socket.create_connection((LOCAL, port), timeout=PATIENCE)
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{LOCAL}:{port}{path}", timeout=PATIENCE) as answered:
-            return answered.status, answered.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 @pytest.fixture
@@ -121,11 +106,9 @@ def test_events_of_many_threads_are_all_counted(free_port: int) -> None:
             for _ in range(saves):
                 meter.emit(CheckpointSaved("x", step=1, bytes=1, seconds=0.1))
 
-        threads = [threading.Thread(target=save) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            for saving in [pool.submit(save) for _ in range(4)]:
+                saving.result()
         text = get(free_port, "/metrics")[1]
     assert f"elastic_checkpoint_saved_bytes_total {4.0 * saves}\n" in text
 
@@ -138,7 +121,7 @@ def test_without_a_port_nothing_of_it_is_imported() -> None:
         "bad &= set(sys.modules)\n"
         "assert not bad, bad"
     )
-    ended = run_python(code)
+    ended = python("-c", code)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

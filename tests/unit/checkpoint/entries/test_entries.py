@@ -80,11 +80,7 @@ def test_a_fresh_optimizer_goes_on_as_the_saved_one(
     optimizer, optimizer2 = build(model.parameters()), build(model2.parameters())
     train(model, optimizer)
     optimizer.param_groups[0]["lr"] = 0.125
-    resumed(
-        tmp_path,
-        {"model": model, "optim": optimizer},
-        {"model": model2, "optim": optimizer2},
-    )
+    resumed(tmp_path, {"model": model, "optim": optimizer}, {"model": model2, "optim": optimizer2})
     assert same(model.state_dict(), model2.state_dict())
     assert same(optimizer.state_dict(), optimizer2.state_dict())
     train(model, optimizer)
@@ -98,9 +94,7 @@ def test_the_state_goes_by_the_names_of_the_parameters(tmp_path: Path) -> None:
     reversed_order = torch.optim.Adam(reversed(list(model2.parameters())))
     train(model, optimizer)
     resumed(
-        tmp_path,
-        {"model": model, "optim": optimizer},
-        {"model": model2, "optim": reversed_order},
+        tmp_path, {"model": model, "optim": optimizer}, {"model": model2, "optim": reversed_order}
     )
     saved = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
     loaded = [reversed_order.state[p]["exp_avg"] for p in model2.parameters()]

@@ -47,11 +47,7 @@ def save(path: Path, entries: Sequence[dict[str, Any]]) -> tuple[LocalStorage, C
 
 
 def load(
-    storage: LocalStorage,
-    which: CheckpointId,
-    entries: dict[str, Any],
-    rank: int,
-    world: int,
+    storage: LocalStorage, which: CheckpointId, entries: dict[str, Any], rank: int, world: int
 ) -> list[str]:
     """Gives a rank what was saved; returns the entries that begin anew."""
     loading = LoadRun(storage, which, Entries(entries), RankPosition(rank, world))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import weakref
@@ -17,6 +16,7 @@ from elastic_runtime.checkpoint.save.background_thread import (
     failing_for_all,
 )
 from tests.processes import wait_for
+from tests.unit.programs import python
 
 _PATIENCE = 60.0
 
@@ -108,8 +108,7 @@ def test_a_program_waits_at_its_end_for_what_is_wanted_and_a_moment_for_the_rest
 ) -> None:
     # Python 3.12 warns of a fork of a process with threads.
     quiet = ["-W", "ignore:This process:DeprecationWarning"]
-    command = [sys.executable, *quiet, "-c", _PROGRAM, kind, forked]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+    ended = python(*quiet, "-c", _PROGRAM, kind, forked)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == said
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, say
 from elastic_runtime.checkpoint.save.rank_share import WritePlans, agree
-from elastic_runtime.errors import CheckpointUsageError
 from elastic_runtime.worker.peers import Peers
-from tests.ranks import run_ranks
+from tests.ranks import Outcome, kill_self, run_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,48 +62,38 @@ def test_what_is_alike_is_said_by_one_rank_and_a_known_world_by_none() -> None:
     assert [keys for _, keys in third] == files
 
 
-def _disagreeing() -> str:
+def _disagreeing() -> None:
     peers = Peers()
     shape = (3 + peers.rank // 2,)
     mine = [Item("w", "float32", shape, (0,), shape, 4 * shape[0])]
-    try:
-        agree(WritePlans(), peers, say(mine, peers.rank, peers.world))
-    except CheckpointUsageError as error:
-        return str(error)
-    return "no error"
+    agree(WritePlans(), peers, say(mine, peers.rank, peers.world))
 
 
 def test_ranks_that_disagree_are_told_alike() -> None:
-    texts = {one.value for one in run_ranks(3, _disagreeing)}
     expected = (
         "the ranks disagree about w: it is a float32 of shape (3,) on rank 0 and a float32 of "
         "shape (4,) on rank 2; build the same entries on all ranks"
     )
-    assert texts == {expected}
+    assert run_ranks(3, _disagreeing) == [Outcome(None, "CheckpointUsageError", expected)] * 3
 
 
 class Dying(Peers):
     """Dies when it is its turn to say what it holds."""
 
     def to_first(self, value: Any) -> list[Any] | None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill_self()
         return None
 
 
-def _left_alone() -> str:
+def _left_alone() -> None:
     peers = Dying() if int(os.environ["RANK"]) == 1 else Peers()
-    mine = held(peers.rank, peers.world)
-    try:
-        agree(WritePlans(), peers, say(mine, peers.rank, peers.world))
-    except RuntimeError as error:
-        return type(error).__name__
-    return "no error"
+    agree(WritePlans(), peers, say(held(peers.rank, peers.world), peers.rank, peers.world))
 
 
 def test_a_rank_that_dies_while_all_plan_holds_nobody_up() -> None:
     first, killed, last = run_ranks(3, _left_alone)
     assert killed.signal == signal.SIGKILL
-    assert {first.value, last.value} == {"RuntimeError"}
+    assert {first.error, last.error} == {"RuntimeError"}
 
 
 def test_only_the_plans_of_the_last_worlds_are_kept() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.checkpoint.save.save_timetable import Limit, SaveTimetable, parse_limit
+from elastic_runtime.checkpoint.save.save_timetable import SaveTimetable, parse_limit
 from elastic_runtime.checkpoint.save_interval import Every, parse_every
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError
 
@@ -32,14 +32,6 @@ def test_every_is_understood(value: Any, every: Every) -> None:
     assert parse_every(value) == every
 
 
-@pytest.mark.parametrize(
-    ("last", "step", "due"), [(0, 9, False), (0, 10, True), (10, 19, False), (9, 31, True)]
-)
-def test_what_was_due_on_the_way(last: int, step: int, due: bool) -> None:
-    assert Every(steps=10).due_between(last, step) is due
-    assert not Every(seconds=1).due_between(last, step)
-
-
 _NO_INTERVALS: list[Any] = [
     *[0, -1, "0s", "", "soon", "10 bananas", "-5s", "1.5 steps", 2.5, True, timedelta(0)],
     *["10, 20", "5m, 1h", "10,", ",", (), (10, 0), (10, "soon"), (10, None), "10, 5m, 3"],
@@ -50,24 +42,21 @@ _NO_INTERVALS: list[Any] = [
 def test_what_is_not_understood_is_said(value: Any) -> None:
     with pytest.raises(CheckpointError, match="every="):
         parse_every(value)
+    if isinstance(value, str):
+        with pytest.raises(CheckpointUsageError, match=f"max_save_age='{value}' is not understood"):
+            parse_limit(value, Every())
 
 
-def test_steps_are_due_at_their_multiples() -> None:
-    assert [step for step in range(1, 31) if Every(steps=10).due_at(step)] == [10, 20, 30]
-    assert not any(Every(seconds=3).due_at(step) for step in range(1, 31))
-
-
-def test_with_both_whichever_comes_first() -> None:
-    both = Every(steps=10, seconds=3)
-    assert both.due_at(10)
-    assert both.due_after(3.0)
-
-
-def test_time_is_due_once_it_has_passed() -> None:
-    assert not Every(seconds=3).due_after(2.9)
-    assert Every(seconds=3).due_after(3.0)
-    assert not Every(steps=3).due_after(1e9)
-    assert not Every().due_after(1e9)
+def test_steps_are_due_at_their_multiples_and_time_once_it_has_passed() -> None:
+    steps, time, both = Every(steps=10), Every(seconds=3), Every(steps=10, seconds=3)
+    for every in (steps, both):
+        assert [step for step in range(1, 31) if every.due_at(step)] == [10, 20, 30]
+        on_the_way = [every.due_between(*one) for one in ((0, 9), (0, 10), (10, 19), (9, 31))]
+        assert on_the_way == [False, True, False, True]
+    for every in (time, both):
+        assert [every.due_after(waited) for waited in (2.9, 3.0)] == [False, True]
+    assert not any(time.due_at(step) or time.due_between(0, step) for step in range(1, 31))
+    assert not any(every.due_after(1e9) for every in (steps, Every()))
 
 
 def test_what_is_left_of_an_interval() -> None:
@@ -163,12 +152,6 @@ def test_how_long_no_save_may_succeed(
     every: int | str | None, given: str | None, steps: int, seconds: float, exceeded: bool
 ) -> None:
     assert parse_limit(given, parse_every(every)).exceeded(steps, seconds) is exceeded
-
-
-def test_a_limit_that_is_none() -> None:
-    with pytest.raises(CheckpointUsageError, match="max_save_age='soon' is not understood"):
-        parse_limit("soon", Every())
-    assert parse_limit("2m", Every()) == Limit(Every(seconds=120.0))
 
 
 def test_it_says_how_long_nothing_was_saved() -> None:

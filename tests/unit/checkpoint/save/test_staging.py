@@ -112,9 +112,7 @@ class LateCopies:
         assert self.release.wait(60)
 
 
-def test_optimizers_wait_for_the_copies_and_nothing_else_does(
-    tmp_path: Path,
-) -> None:
+def test_optimizers_wait_for_the_copies_and_nothing_else_does(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     optim = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     average = nn.Linear(3, 3)  # updated by hand: no optimizer knows of it

@@ -67,9 +67,7 @@ def _holder(round_number: object, incarnation: str = "life") -> dict[str, object
     return {**HOLDER, "incarnation": incarnation, "round": round_number}
 
 
-def test_who_is_still_in_an_earlier_round_takes_no_term_from_a_later_one(
-    storage: Storage,
-) -> None:
+def test_who_is_still_in_an_earlier_round_takes_no_term_from_a_later_one(storage: Storage) -> None:
     assert storage.take_term(_holder(33)) == 1
     with pytest.raises(Superseded, match=r"term 1 \(run r1, round 33, .*still in round 32"):
         storage.take_term(_holder(32))

@@ -25,7 +25,8 @@ from tests.checkpoints import write
 from tests.hostile import make_newer
 from tests.ranks import entries_of
 from tests.small_checkpoints import FILE, HOLDER, put
-from tests.unit.cli.stand_ins import on_screen, python
+from tests.unit.cli.stand_ins import on_screen
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path

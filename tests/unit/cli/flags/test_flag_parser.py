@@ -14,7 +14,7 @@ from elastic_runtime.cli.flags import torchrun_parser
 from elastic_runtime.cli.flags.flag_options import OURS, Option
 from elastic_runtime.cli.flags.flag_parser import Parser, misplaced
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
-from tests.unit.cli.stand_ins import python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     import argparse

@@ -22,7 +22,7 @@ from elastic_runtime.cli.kube.pod_logs import (
 from elastic_runtime.errors import ClusterUnreachable
 from elastic_runtime.kubernetes.cluster_access import ClusterRef
 from tests.kube.cluster import kubeconfig
-from tests.unit.cli.stand_ins import python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,11 +19,13 @@ from elastic_runtime.cli.run.worker_program import check_entry
 from elastic_runtime.config import COMMAND, MODULE, SCRIPT, Entry
 from elastic_runtime.errors import EXIT_CRASHED, EXIT_LEFT, EXIT_USAGE, UsageError
 from tests.processes import PROGRAM_TIMEOUT
-from tests.unit.cli.stand_ins import StandIns, python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     import random
     from pathlib import Path
+
+    from tests.unit.cli.stand_ins import StandIns
 
 
 @pytest.fixture(autouse=True)

@@ -172,10 +172,7 @@ def test_a_topology_comes_before_a_file_of_one(config_of: ConfigOf) -> None:
         ("--master-port 29501", EmbeddedTarget()),
         ("--min 2 --max 2 --node-rank 1", EmbeddedTarget()),
         ("--nnodes 1:4 --master-addr h", EmbeddedTarget()),
-        (
-            "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:1",
-            Endpoint("c10d", ("h:1",)),
-        ),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:1", Endpoint("c10d", ("h:1",))),
         ("--nnodes 2 --rdzv-backend c10d", Endpoint("c10d", ("localhost:29400",))),
         ("--rdzv-backend etcd --run-id a", Endpoint("etcd", ("localhost:2379",))),
         ("--rdzv-endpoint etcd://h/p --run-id a", Endpoint("etcd", ("h:2379",), prefix="p")),

@@ -240,10 +240,7 @@ def test_what_cannot_be_a_node_is_refused(
     assert said in str(caught.value)
 
 
-_SWITCHES = {
-    "SLURM_TOPOLOGY_ADDR": "s0.s4.n1",
-    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
-}
+_SWITCHES = {"SLURM_TOPOLOGY_ADDR": "s0.s4.n1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
 
 
 def test_where_a_node_is_comes_from_its_switches(settings_of: SettingsOf) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, product
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_runtime.data.sharded.lot_exchange import (
-    ShardsUnreachable,
-    settled_by_all,
-)
+from elastic_runtime.data.sharded.lot_exchange import ShardsUnreachable, settled_by_all
 from elastic_runtime.data.sharded.lot_plan import (
     EpochRules,
     Lot,
@@ -30,12 +30,12 @@ from elastic_runtime.data.sharded.lot_plan import (
 from elastic_runtime.data.sharded.shard_list import ShardList
 from elastic_runtime.data.sharded.stream_tasks import HeldWindow, ReadFailure
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
+from tests.unit.data.sharded.ranks import ThreadPeers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from elastic_runtime.data.sharded.lot_plan import Settled
-    from elastic_runtime.worker.peers import Peers
 
 # A shard and a number in it.
 Sample = tuple[int, int]
@@ -398,61 +398,39 @@ Own = dict[int, HeldWindow | ReadFailure]
 DOWN, GONE = ReadFailure("down", False), ReadFailure("gone", True)
 
 
-class Said(Exception):
-    """What a rank tells."""
-
-
-class Silent:
-    """Peers that only listen."""
-
-    def gather(self, value: Any) -> list[Any]:
-        raise Said(value)
-
-
-class Gathered:
-    """Peers of which one is here, and all have told something."""
-
-    def __init__(self, rank: int, told: list[Any]) -> None:
-        self.rank = rank
-        self.told = json.dumps(told)  # it is sent as that
-
-    def gather(self, value: Any) -> list[Any]:
-        told: list[Any] = json.loads(self.told)
-        assert told[self.rank] == value
-        return told
-
-
 def held(found: WindowFound) -> HeldWindow:
     """A window that has found that."""
     return HeldWindow([], None, 0, [], found)
 
 
-def message(own: Mapping[int, HeldWindow | ReadFailure], lot: Lot = LOT, step: int = 0) -> Any:
-    """What a rank tells the others."""
-    with pytest.raises(Said) as said:
-        settled_by_all(lot, step, own, cast("Peers", Silent()), SHARDS)
-    return said.value.args[0]
+# Each of three ranks has read another stream.
+EACH: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
 
 
 def settled(
-    *everyones: Own, lots: tuple[Lot, ...] = (), steps: tuple[int, ...] = ()
+    *everyones: Own,
+    lots: Sequence[Lot] = (),
+    steps: Sequence[int] = (),
+    shards: Sequence[ShardList] = (),
 ) -> list[Settled | ElasticError]:
     """What becomes of a lot on each rank."""
-    places = [
-        (lots[rank] if lots else LOT, steps[rank] if steps else 0) for rank in range(len(everyones))
-    ]
-    told = [message(own, *place) for own, place in zip(everyones, places, strict=True)]
-    results: list[Settled | ElasticError] = []
-    for rank, (own, place) in enumerate(zip(everyones, places, strict=True)):
+    ranks = len(everyones)
+    peers = ThreadPeers(ranks)
+
+    def on(rank: int, lot: Lot, step: int, own: Own, list_: ShardList) -> Settled | ElasticError:
         try:
-            results.append(settled_by_all(*place, own, cast("Peers", Gathered(rank, told)), SHARDS))
+            return settled_by_all(lot, step, own, peers.of(rank), list_)
         except ElasticError as error:
-            results.append(error)
-    return results
+            return error
+
+    places = lots or [LOT] * ranks, steps or [0] * ranks, everyones, shards or [SHARDS] * ranks
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(on, range(ranks), *places))
 
 
-def refused(results: list[Settled | ElasticError], kind: type[ElasticError]) -> str:
+def refused(*everyones: Own, kind: type[ElasticError] = UsageError, **places: Any) -> str:
     """The error that all ranks have raised."""
+    results = settled(*everyones, **places)
     (text,) = {str(result) for result in results}
     assert [type(result) for result in results] == [kind] * len(results)
     return text
@@ -475,21 +453,12 @@ def test_all_ranks_settle_the_same(split: list[list[int]]) -> None:
     assert settled(*own) == [expected] * len(split)
 
 
-def test_a_message_is_short_plain_json() -> None:
-    """Whatever the lot consists of: it goes round with each."""
-    many = replace(LOT, places=LOT.places * 1000)
-    told = message({1: held(FOUND[1])}, many, 3)
-    assert json.loads(json.dumps(told)) == told
-    assert len(json.dumps(told)) < 200
-    assert told["at"].startswith("epoch 2, lot 0, step 3, ")
-
-
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("final", [True, False])
 def test_a_shard_that_one_rank_cannot_read_is_an_error_on_all(rank: int, final: bool) -> None:
-    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
+    own: list[Own] = [*EACH]
     own[rank] = {rank: ReadFailure("the shard a.tar is gone", final)}
-    text = refused(settled(*own), BrokenShard if final else ShardsUnreachable)
+    text = refused(*own, kind=BrokenShard if final else ShardsUnreachable)
     assert text == f"rank {rank}: the shard a.tar is gone"
 
 
@@ -497,11 +466,7 @@ def test_a_shard_that_one_rank_cannot_read_is_an_error_on_all(rank: int, final: 
     ("own", "kind", "text"),
     [
         ([{0: held(FOUND[0]), 1: DOWN, 2: held(FOUND[2])}, {}], ShardsUnreachable, "rank 0: down"),
-        (
-            [{0: held(FOUND[0])}, {1: GONE}, {2: ReadFailure("two", True)}],
-            BrokenShard,
-            "rank 1: gone",
-        ),
+        ([EACH[0], {1: GONE}, {2: ReadFailure("two", True)}], BrokenShard, "rank 1: gone"),
         # What no other try will mend is told first.
         ([{0: DOWN, 1: GONE, 2: DOWN}], BrokenShard, "rank 0: gone"),
         ([{0: DOWN}, {1: GONE}], BrokenShard, "rank 1: gone"),
@@ -511,7 +476,7 @@ def test_of_several_failures_all_ranks_raise_the_same(
     own: list[Own], kind: type[ElasticError], text: str
 ) -> None:
     """Also at different places: a failure may be why a rank is elsewhere."""
-    assert refused(settled(*own, steps=tuple(range(len(own)))), kind) == text
+    assert refused(*own, kind=kind, steps=range(len(own))) == text
 
 
 @pytest.mark.parametrize(
@@ -525,19 +490,23 @@ def test_of_several_failures_all_ranks_raise_the_same(
     ],
 )
 def test_ranks_at_different_places_are_refused(other: Lot, step: int) -> None:
-    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
-    results = settled(*own, lots=(LOT, other, LOT), steps=(0, step, 0))
-    text = refused(results, UsageError)
-    assert "different places" in text
-    assert f"rank 0: epoch 2, lot 0, step 0, {message({})['at'][-8:]}, rank 1: " in text
+    text = refused(*EACH, lots=(LOT, other, LOT), steps=(0, step, 0))
+    assert re.search("different places .*rank 0: epoch 2, lot 0, step 0, [0-9a-f]{8}, rank 1", text)
     assert f"rank 1: epoch {other.epoch}, lot {other.number}, step {step}, " in text
 
 
-def test_the_text_for_many_ranks_at_different_places_is_short() -> None:
-    own: list[Own] = [{} for _ in range(100)]
-    assert len(refused(settled(*own, steps=tuple(range(100))), UsageError)) < 600
-    lots = tuple(replace(LOT, rules=replace(LOT.rules, seed=seed)) for seed in range(100))
-    assert len(refused(settled(*own, lots=lots), UsageError)) < 600
+def test_what_many_ranks_tell_and_are_told_is_short() -> None:
+    """Whatever the lot consists of, and wherever they are."""
+    alone = Mock(**{"gather.side_effect": lambda message: [message]})
+    with pytest.raises(KeyError):  # nobody has read the other streams
+        settled_by_all(replace(LOT, places=LOT.places * 1000), 3, EACH[1], alone, SHARDS)
+    assert len(json.dumps(*alone.gather.call_args.args)) < 200
+    many: list[Own] = [{} for _ in range(100)]
+    assert len(refused(*many, steps=range(100))) < 600
+    lots = [replace(LOT, rules=replace(LOT.rules, seed=seed)) for seed in range(100)]
+    assert len(refused(*many, lots=lots)) < 600
+    text = refused(*many, lots=[*[LOT] * 77, lots[7], *[LOT] * 22])
+    assert "seed= (7 on rank 77; 0 on ranks 0, 1, 2, 3 and 95 more)" in text
 
 
 @pytest.mark.parametrize(
@@ -551,17 +520,8 @@ def test_the_text_for_many_ranks_at_different_places_is_short() -> None:
     ],
 )
 def test_ranks_with_other_settings_are_told_which(setting: str, rules: EpochRules) -> None:
-    own: list[Own] = [{n: held(found)} for n, found in enumerate(FOUND)]
-    lots = (LOT, begin_epoch(rules, 2), LOT)
-    text = refused(settled(*own, lots=lots), UsageError)
+    text = refused(*EACH, lots=(LOT, begin_epoch(rules, 2), LOT))
     assert text.startswith(f"the streams of the ranks differ in {setting} ranks 0, 2): ")
-
-
-def test_one_rank_of_many_with_other_settings_is_named() -> None:
-    own: list[Own] = [{} for _ in range(100)]
-    other = begin_epoch(replace(LOT.rules, seed=7), 2)
-    text = refused(settled(*own, lots=(*[LOT] * 77, other, *[LOT] * 22)), UsageError)
-    assert "seed= (7 on rank 77; 0 on ranks 0, 1, 2, 3 and 95 more)" in text
 
 
 @pytest.mark.parametrize(
@@ -576,13 +536,11 @@ def test_ranks_with_different_shards_are_refused(
 ) -> None:
     """Also if these have as many samples, and the ranks go on at different places."""
     everything: Own = {n: held(found) for n, found in enumerate(FOUND)}
-    text = refused(settled(everything, {stream: held(other)}), UsageError)
-    assert "different samples in the same shard" in text
-    assert told in text
+    text = refused(everything, {stream: held(other)})
+    assert "different samples in the same shard" in text and told in text
 
 
 def test_ranks_with_other_lists_are_refused_whatever_is_in_them() -> None:
     other = ShardList(["a", "b"], "jsonl", None, "[1]")
-    peers = Gathered(0, [message({}), message({}) | {"shards": other.identity}])
-    with pytest.raises(UsageError, match=r"ranks have other shards, .* the whole list"):
-        settled_by_all(LOT, 0, {}, cast("Peers", peers), SHARDS)
+    text = refused({}, {}, shards=(SHARDS, other))
+    assert re.search("ranks have other shards, .* the whole list", text)

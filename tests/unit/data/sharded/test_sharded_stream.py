@@ -32,6 +32,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 
+def hugging_face(number: int, size: int = 10) -> Any:
+    """0, 1, 2, … in so many shards, of Hugging Face."""
+    return datasets.Dataset.from_dict({"n": list(range(size))}).to_iterable_dataset(number)
+
+
+def rows() -> Any:
+    """A data set of Hugging Face of several lots, which has a position of its own."""
+    return hugging_face(7, 600).map(_twice)
+
+
+def _twice(row: dict[str, int]) -> dict[str, int]:
+    return {"n": row["n"] * 2}
+
+
 def alone(shards: list[str], epochs: int, **settings: Any) -> list[tuple[int, list[int]]]:
     """The steps of an undisturbed run with one rank."""
     stream = elastic.ShardedStream(shards, **settings)
@@ -266,6 +280,10 @@ def test_any_function_may_read() -> None:
         (["a.tar"], {"in_order": False, "num_workers": 1}, "in_order=False"),
         (["a.tar"], {"rank": 1}, "rank= and world= both"),
         (["a.tar"], {"rank": 2, "world": 2}, "no rank 2 of 2"),
+        (split_dataset_by_node(hugging_face(4), 0, 2), {}, "is split over ranks"),
+        *((hugging_face(1), {"read": read}, "leave out read=") for read in ("tar", list)),
+        (rows().shuffle(seed=1, buffer_size=20), {}, "has a shuffle buffer"),
+        (rows().shuffle(seed=1).map(_twice), {}, "has a shuffle buffer"),
     ],
 )
 def test_what_makes_no_sense_is_refused(shards: Any, settings: Any, words: str) -> None:
@@ -300,16 +318,6 @@ def test_streams_make_even_parts_of_a_batch_where_that_can_be(
 ) -> None:
     stream = elastic.ShardedStream(range(number), read=chr, batch_size=batch)
     assert len(stream._committed.lot.places) == streams
-
-
-def rows() -> Any:
-    """A data set of Hugging Face of several lots, which has a position of its own."""
-    table = datasets.Dataset.from_dict({"n": list(range(600))})
-    return table.to_iterable_dataset(num_shards=7).map(_twice)
-
-
-def _twice(row: dict[str, int]) -> dict[str, int]:
-    return {"n": row["n"] * 2}
 
 
 def number_of(row: dict[str, int]) -> int:
@@ -363,12 +371,6 @@ def test_a_stream_that_is_dropped_ends_its_processes_at_once(tmp_path: Path) -> 
         assert not set(psutil.Process().children()) - before
     finally:
         gc.enable()
-
-
-def test_a_shuffle_buffer_of_hugging_face_is_refused_wherever_it_is() -> None:
-    for data in (rows().shuffle(seed=1, buffer_size=20), rows().shuffle(seed=1).map(_twice)):
-        with pytest.raises(UsageError, match="has a shuffle buffer"):
-            elastic.ShardedStream(data, batch_size=4)
 
 
 def test_an_iteration_from_before_a_position_was_loaded_is_void(tmp_path: Path) -> None:
@@ -433,19 +435,9 @@ def test_a_pattern_gives_its_files_in_order(tmp_path: Path) -> None:
     assert listed(f"{at}/[bc].tar") == [f"{at}/b.tar"]
     assert listed(f"{at}/**/[be].tar") == [f"{at}/b.tar", f"{at}/d/e.tar"]
     assert listed(f"file://{at}/*.tar") == [f"file://{at}/{n}.tar" for n in ("a", "ab", "b")]
-
-
-def test_one_path_or_url_is_taken_as_it_is() -> None:
+    # One path or URL is taken as it is, and a list in its order.
     for one in ("not/there.tar", "s3://bucket/a.tar", "https://h/[a].tar?b", Path("a.tar")):
         assert listed(one) == [one]
-
-
-def test_a_data_set_that_is_split_over_ranks_is_refused() -> None:
-    with pytest.raises(UsageError, match="is split over ranks"):
-        listed(split_dataset_by_node(hugging_face(4), 0, 2))
-
-
-def test_a_list_keeps_its_order() -> None:
     names = ["b.tar", Path("a.tar"), "s3://c/*.tgz", "b.tar"]
     for given in (names, tuple(names), iter(names)):
         assert listed(given) == names
@@ -462,24 +454,14 @@ def test_a_list_keeps_its_order() -> None:
         (["a.tar", "b.txt"], "jsonl", None, ("jsonl", json.loads)),
         (["a.jsonl"], None, bytes, ("jsonl", bytes)),
         (["a.jsonl"], list, None, (list, None)),
+        ([1, ("host", 2), {"a": 3}, None], iter, None, (iter, None)),
     ],
 )
 def test_names_tell_how_shards_are_read_and_decoded_unless_it_is_said(
-    shards: list[str], read: Any, decode: Any, made: tuple[Any, Any]
+    shards: list[Any], read: Any, decode: Any, made: tuple[Any, Any]
 ) -> None:
     found = ShardList.of(shards, read, decode)
-    assert (found.read, found.decode) == made
-
-
-def test_a_function_may_understand_any_shards() -> None:
-    shards = [1, ("host", 2), {"a": 3}, None]
-    made = ShardList.of(shards, iter, None)
-    assert (made.shards, made.read, made.decode) == (shards, iter, None)
-
-
-def hugging_face(number: int) -> Any:
-    """0, 1, …, 9 in so many shards."""
-    return datasets.Dataset.from_dict({"n": list(range(10))}).to_iterable_dataset(number)
+    assert (found.shards, found.read, found.decode) == (shards, *made)
 
 
 def test_a_data_set_of_hugging_face_has_its_shards_by_number() -> None:
@@ -487,12 +469,6 @@ def test_a_data_set_of_hugging_face_has_its_shards_by_number() -> None:
     assert (list(made.shards), made.decode) == ([0, 1, 2], str)
     parts = [[row["n"] for row in made.read(shard)] for shard in made.shards]
     assert parts == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
-
-
-def test_a_data_set_of_hugging_face_is_read_in_no_other_way() -> None:
-    for read in ("tar", list):
-        with pytest.raises(UsageError, match="leave out read="):
-            ShardList.of(hugging_face(1), read, None)
 
 
 def identity(*shards: Any) -> str:

@@ -114,10 +114,7 @@ def test_a_read_says_what_is_not_needed_any_more() -> None:
     queue.read(windows(1), 0)
     queue.keep_from = (3, 5)
     queue.read(windows(1, lot=1), 0)
-    assert taken(queue, 2) == [
-        ReadTask(windows(1), (3, 4)),
-        ReadTask(windows(1, lot=1), (3, 5)),
-    ]
+    assert taken(queue, 2) == [ReadTask(windows(1), (3, 4)), ReadTask(windows(1, lot=1), (3, 5))]
 
 
 @given(

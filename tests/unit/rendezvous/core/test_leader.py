@@ -283,6 +283,23 @@ def test_a_former_life_does_not_lead_for_as_long_as_its_lease() -> None:
     assert "a" not in tested.members()
 
 
+@pytest.mark.parametrize(
+    ("shown", "broken", "reason"),
+    [
+        # One that drains is a planned change; one that went before it was in the round breaks it.
+        ([node("a"), node("b", status=records.LEAVING)], False, "node b was asked to leave"),
+        (
+            [PLANNED, node("a", status=records.LEAVING), back("b", 2, status=records.GONE)],
+            True,
+            "node b left",
+        ),
+    ],
+)
+def test_who_leaves_is_told_of(shown: list[Record], broken: bool, reason: str) -> None:
+    order = NodeUnderTest().sees(job(1, 2), sealed(3, "a", "b"), *shown).wrote(SwitchRecord)
+    assert (order.broken, order.reason) == (broken, reason)
+
+
 @pytest.mark.parametrize("report", [FAULT, FaultReport(3, records.ASKED, "asked"), None])
 def test_a_member_that_left_unasked_breaks_the_round(report: FaultReport | None) -> None:
     left = replace(back("b", 3), fault=report)
@@ -299,20 +316,6 @@ def test_leaving_as_planned_breaks_nothing(fault: FaultReport | None, escalates:
     tested = NodeUnderTest().sees(job(1, 2), sealed(3, "a", "b"), PLANNED, *others)
     order = tested.written(SwitchRecord)
     assert (order is not None and order.broken) is escalates
-
-
-def test_a_member_that_went_before_it_was_in_the_round_breaks_a_planned_change_of_it() -> None:
-    nodes = node("a", status=records.LEAVING), back("b", 2, status=records.GONE)
-    tested = NodeUnderTest().sees(job(1, 2), sealed(3, "a", "b"), PLANNED, *nodes)
-    order = tested.wrote(SwitchRecord)
-    assert (order.broken, order.reason) == (True, "node b left")
-
-
-def test_a_node_that_drains_is_a_planned_change() -> None:
-    drains = node("b", status=records.LEAVING)
-    tested = NodeUnderTest().sees(job(1, 2), sealed(3, "a", "b"), node("a"), drains)
-    order = tested.wrote(SwitchRecord)
-    assert (order.broken, order.reason) == (False, "node b was asked to leave")
 
 
 def test_joiners_are_gathered_unless_they_fill_the_world() -> None:
@@ -390,16 +393,13 @@ def test_newcomers_with_whom_a_round_fails_stay_out_for_a_while(
     assert (tested.members() or tested.later(1.0).members()) == members
     if members == ["a", "b"]:
         return
+    needed = NodeUnderTest().wants(own).sees(job(2, 2), *_SURVEYED, own, other)
+    assert needed.members() == ["a", "b"], "there may be no choice but a suspect"
     # Who was left out looks for the members of the new round before it is let in.
     other = replace(other, checked=4)
     tested.changes(sealed(4, "a", survivors=1), other, gone=("switch",), after=0.01)
     assert tested.later(POLICY.timeouts.join_batch).transaction(records.SWITCH) is None
     assert tested.later(10.0).transaction(records.SWITCH) is not None
-
-
-def test_there_may_be_no_choice_but_a_suspect() -> None:
-    own, other = (back(name, 3, _ECHO, checked=3) for name in "ab")
-    assert NodeUnderTest().wants(own).sees(job(2, 2), *_SURVEYED, own, other).members() == [*"ab"]
 
 
 def test_who_waits_for_nodes_is_told_that_they_were_asked_for_later() -> None:

@@ -63,14 +63,10 @@ def seen(*records: object, **fields: object) -> NodeState:
 
 def test_records_of_another_life_of_the_job_do_not_count() -> None:
     ended = OutcomeRecord(LIFE, True, 0, "done")
-    state = seen(sealed(3, "a"), switch(3, broken=True), ended)
-    assert state.round_record is not None
-    assert state.switch_record is not None
-    assert state.outcome_record == ended
-    later = seen(sealed(3, "a"), switch(3, broken=True), ended, incarnation="next")
-    assert later.round_record is None
-    assert later.switch_record is None
-    assert later.outcome_record is None
+    for life, count in ((LIFE, True), ("next", False)):
+        state = seen(sealed(3, "a"), switch(3, broken=True), ended, incarnation=life)
+        found = state.round_record, state.switch_record, state.outcome_record
+        assert [one is not None for one in found] == [count] * 3
 
 
 def test_an_order_to_leave_an_earlier_round_does_not_count() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +33,7 @@ from elastic_runtime.rendezvous.torchrun.handler_entry_points import (
 from elastic_runtime.rendezvous.torchrun.torch_handler import ElasticRendezvousHandler
 from tests.conformance import RESOLVER
 from tests.processes import wait_for
+from tests.unit.programs import python
 
 PATIENCE = 60.0
 assert RESOLVER  # importing it has set it
@@ -286,14 +285,14 @@ def test_who_only_uses_torch_does_not_load_the_rendezvous() -> None:
         "import sys, torch.distributed.elastic.rendezvous.registry\n"
         "print(*(m for m in sys.modules if m.startswith('elastic_runtime')))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    loaded = set(done.stdout.decode().split())
+    done = python("-c", program)
+    loaded = set(done.stdout.split())
     assert "elastic_runtime.rendezvous.torchrun.handler_entry_points" in loaded
     assert not loaded & {
         "elastic_runtime.rendezvous.core.node_state",
         "elastic_runtime.rendezvous.stores.embedded.embedded_adapter",
     }
-    assert b"Exception" not in done.stderr
+    assert "Exception" not in done.stderr
 
 
 def params(endpoint: str, **conf: object) -> RendezvousParameters:

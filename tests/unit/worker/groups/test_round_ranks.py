@@ -428,9 +428,6 @@ def test_each_round_has_groups_of_its_own() -> None:
 # The end of process groups: nobody who is needed waits for it, and nothing is left
 
 
-CPU = torch.device("cpu")
-
-
 def lets_go_of_a_group_that_waits(port: int) -> int:
     """Drops what refers to a group in which a collective never ends; the time-out is half an hour.
 

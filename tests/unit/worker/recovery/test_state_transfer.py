@@ -492,25 +492,6 @@ def differ() -> tuple[RecoveryChoice, str, str]:
     return together(job.state), before, job.values()
 
 
-def test_models_that_differ_are_refused_on_all_ranks_before_anything_moves() -> None:
-    for outcome in run_ranks(3, other_models):
-        assert outcome.error == "UsageError"
-        assert "rank 1: models differ between ranks: model.weight: float32[2, 3]" in outcome.text
-
-
-def other_models() -> None:
-    state = State(model=nn.Linear(2 + (dist.get_rank() == 1), 2))
-    if dist.get_rank() == 0:
-        state.remember_commit(4)
-    together(state)
-
-
-def test_a_state_that_cannot_be_given_away_is_refused_on_all_ranks() -> None:
-    for outcome in run_ranks(2, unsavable):
-        assert outcome.error == "UsageError"
-        assert "rank 0: thing.function is a builtins.function" in outcome.text
-
-
 class Thing:
     def __init__(self, **state: Any) -> None:
         self.state = state
@@ -523,38 +504,40 @@ class Thing:
             raise ValueError("cannot take this")
 
 
-def unsavable() -> None:
-    thing = Thing(function=lambda: 0) if dist.get_rank() == 0 else Thing()
-    state = State(thing=thing)
-    if dist.get_rank() == 0:
+def gives(kind: str) -> None:
+    """Rank 0 gives away a state that cannot be given, or not to this one."""
+    rank = dist.get_rank()
+    state = State(
+        model=nn.Linear(2 + (kind == "models differ" and rank == 1), 2),
+        thing=Thing(
+            function=(lambda: 0) if kind == "a function" and rank == 0 else None,
+            a=rank // 2 if kind == "forgets" else 0,
+            fail=kind == "fails" and rank == 1,
+        ),
+    )
+    if rank == 0:
         state.remember_commit(1)
     together(state)
 
 
-def test_a_rank_that_is_not_alike_afterwards_is_named() -> None:
-    outcomes = run_ranks(3, forgetful)
-    assert [outcome.error for outcome in outcomes] == ["RanksDiffer"] * 3
-    assert "rank 2 holds another state than rank 0" in outcomes[0].text
-
-
-def forgetful() -> None:
-    state = State(thing=Thing(a=dist.get_rank() // 2))
-    if dist.get_rank() == 0:
-        state.remember_commit(1)
-    together(state)
-
-
-def test_a_failure_to_load_is_that_of_its_rank() -> None:
-    outcomes = run_ranks(2, failing)
-    assert [outcome.error for outcome in outcomes] == ["RanksDiffer", "ValueError"]
-    assert outcomes[1].text == "cannot take this"
-
-
-def failing() -> None:
-    state = State(thing=Thing(fail=dist.get_rank() == 1))
-    if dist.get_rank() == 0:
-        state.remember_commit(1)
-    together(state)
+@pytest.mark.parametrize(
+    ("kind", "errors", "text"),
+    [
+        # Refused on all ranks before anything moves.
+        ("models differ", ["UsageError"] * 3, "rank 1: models differ between ranks: model.weight"),
+        ("a function", ["UsageError"] * 2, "rank 0: thing.function is a builtins.function"),
+        # A rank that is not alike afterwards is named.
+        ("forgets", ["RanksDiffer"] * 3, "rank 2 holds another state than rank 0"),
+        # A failure to load is that of its rank.
+        ("fails", ["RanksDiffer", "ValueError"], "cannot take this"),
+    ],
+)
+def test_a_state_that_cannot_be_given_is_an_error_on_all_ranks(
+    kind: str, errors: list[str], text: str
+) -> None:
+    outcomes = run_ranks(len(errors), gives, kind)
+    assert [outcome.error for outcome in outcomes] == errors
+    assert all(text in one.text for one in outcomes if one.error == errors[-1])
 
 
 def lose_the_source(word: str) -> tuple[RankStatus, bool]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state import json_tensors
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 atoms = (
     st.none()
@@ -119,7 +119,7 @@ del sys.modules["numpy"]
 json_tensors.check({"a": [1, torch.ones(1)]}, "it")
 assert "numpy" not in sys.modules
 """
-    ended = run_python(program)
+    ended = python("-c", program)
     assert ended.returncode == 0, ended.stderr
 
 

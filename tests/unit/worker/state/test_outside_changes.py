@@ -112,8 +112,7 @@ CLIPPED_AFTER_METRIC = "backward optimize collective clip commit"
 
 
 @pytest.mark.parametrize(
-    ("order", "first"),
-    [(IN_ORDER, 0), (AVERAGE_AFTER_COMMIT, 0), (CLIPPED_BEFORE, 2)],
+    ("order", "first"), [(IN_ORDER, 0), (AVERAGE_AFTER_COMMIT, 0), (CLIPPED_BEFORE, 2)]
 )
 @pytest.mark.parametrize("after", range(STEPS))
 def test_a_fault_before_the_optimizer_is_undone_exactly(order: str, first: int, after: int) -> None:

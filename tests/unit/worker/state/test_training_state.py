@@ -309,6 +309,9 @@ def test_gives_everything_to_a_new_rank() -> None:
     assert (new.state.seen, new.state.losses) == (12, old.state.losses)
     assert new.sampler.cursor == 12
     assert new.state.digest() == old.state.digest()
+    new.forward()
+    new.optim.step()
+    assert has_status(new.state, 3, MemoryCondition.FINISHED)
 
 
 def test_what_was_loaded_trains_on_and_rolls_back() -> None:
@@ -339,15 +342,6 @@ def test_a_load_that_fails_half_way_leaves_nothing_to_go_on_from() -> None:
     with pytest.raises(ValueError, match="not this one"):
         new.state.load(*copy_of(old.state.commit_image()))
     assert has_status(new.state, 1, MemoryCondition.DIRTY)
-
-
-def test_a_loaded_rank_knows_when_a_step_is_finished() -> None:
-    old, new = Job().start(), Job()
-    old.step()
-    new.state.load(*copy_of(old.state.commit_image()))
-    new.forward()
-    new.optim.step()
-    assert has_status(new.state, 1, MemoryCondition.FINISHED)
 
 
 def test_receives_into_its_own_memory() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import socket
 import struct
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,6 +36,7 @@ from elastic_runtime.system import threads
 from elastic_runtime.system.listening import listen
 from tests import processes
 from tests.etcd_server import free_port
+from tests.unit.clients import everything
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,14 +158,6 @@ def _connect(server: StoreServer) -> socket.socket:
     return line
 
 
-def _everything(line: socket.socket) -> bytes:
-    said = b""
-    with suppress(ConnectionResetError):
-        while part := line.recv(65536):
-            said += part
-    return said
-
-
 def test_at_its_end_it_hangs_up_and_nobody_takes_that_for_a_crash(loop: Loop) -> None:
     crashes: queue.Queue[threads.Crash] = queue.Queue()
     with ExitStack() as stack:
@@ -173,7 +166,7 @@ def test_at_its_end_it_hangs_up_and_nobody_takes_that_for_a_crash(loop: Loop) ->
         line = stack.enter_context(_connect(server))
         assert line.recv(1)  # it is a client by now
         server.close()
-        _everything(line)
+        everything(line)
         loop.run(asyncio.sleep(0), PATIENCE)  # what the end has caused has happened as well
     assert crashes.empty()
 
@@ -189,7 +182,7 @@ def test_who_connects_at_the_last_moment_is_not_left_waiting(loop: Loop, turns: 
 
     with closing(StoreServer(listen("127.0.0.1"))) as server:
         with loop.run(end(), PATIENCE) as line:
-            _everything(line)
+            everything(line)
 
 
 def test_a_closed_store_leaves_nothing_on_the_loop(loop: Loop) -> None:

@@ -447,10 +447,7 @@ class Server:
 
 
 def _kept(
-    server: KeepAlive,
-    ttl: float = TTL,
-    since: float = 0.0,
-    clock: ManualClock | None = None,
+    server: KeepAlive, ttl: float = TTL, since: float = 0.0, clock: ManualClock | None = None
 ) -> tuple[LeaseKeeper, EtcdLease, queue.SimpleQueue[EtcdLease]]:
     """A lease that was granted so many seconds ago, its keeper, and the leases that are lost."""
     keeper, lost = LeaseKeeper(clock), queue.SimpleQueue[EtcdLease]()
