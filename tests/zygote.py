@@ -364,16 +364,19 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
     _write_over(int(fields[45]), int(fields[46]), request["args"])
     _write_over(int(fields[47]), int(fields[48]), _lines(request["env"]))
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _stream(1, "strict")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _stream(2, "backslashreplace")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)  # type: ignore[misc]
     tempfile.tempdir = None
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
 
 
-def _stream(number: int, errors: str) -> io.TextIOWrapper:
-    by_line = number == 2 or os.isatty(number)
-    raw = open(number, "wb", closefd=False)
-    return io.TextIOWrapper(raw, "utf-8", errors, line_buffering=by_line)
+def _stream(number: int, like: Any) -> io.TextIOWrapper:
+    """A standard stream of this fork, as Python would have made it."""
+    raw = open(number, "wb", buffering=0 if like.write_through else -1, closefd=False)
+    by_line = like.line_buffering or (os.isatty(number) and not like.write_through)
+    return io.TextIOWrapper(
+        raw, like.encoding, like.errors, line_buffering=by_line, write_through=like.write_through
+    )
 
 
 def _write_over(begin: int, end: int, words: Sequence[str]) -> None:
