@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _PATIENCE = 60.0
 _LISTENS = "0A"  # in /proc/net/tcp
@@ -74,6 +74,27 @@ def says(place: Port, said: bytes, patience: float = _PATIENCE) -> bytes:
             while data := line.recv(4096):
                 heard += data
     return heard
+
+
+@contextmanager
+def speaking(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Somebody who listens, and serves one connection after the other; yields ``host:port``."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        serve(connection)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 @contextmanager
