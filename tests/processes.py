@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +26,19 @@ PROGRAM_TIMEOUT = 100.0
 
 _T = TypeVar("_T")
 _PROC = Path("/proc")
+
+
+def elastic_run(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``elastic-run`` in a folder to its end; says how it ended, and what it has printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", *arguments],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
+    )
 
 
 class Overdue(AssertionError):

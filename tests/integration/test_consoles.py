@@ -63,6 +63,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     end(mark)
 
 
+def await_workers(folder: Path, nodes: str) -> None:
+    """Waits until the worker of each node has started."""
+    wait_for(lambda: len(list(folder.glob("started-*"))) == int(nodes), 300, "the start of all")
+
+
 @pytest.fixture
 def full_pipe() -> Iterator[int]:
     """The writing end of a pipe that takes nothing, though it has a reader."""
@@ -91,9 +96,7 @@ def test_a_job_leaves_on_request_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
     job = start("--local-nodes", nodes, "--min", nodes, "train.py", "never", stderr=full_pipe)
-    wait_for(
-        lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
-    )
+    await_workers(tmp_path, nodes)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=100) == EXIT_LEFT
 
@@ -139,9 +142,7 @@ def test_a_job_that_is_started_without_standard_streams(
     start: Start, tmp_path: Path, nodes: str
 ) -> None:
     job = start("--local-nodes", nodes, "--min", nodes, "train.py", "go", before=_CLOSED)
-    wait_for(
-        lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
-    )
+    await_workers(tmp_path, nodes)
     for descriptor in range(3):
         assert os.readlink(f"/proc/{job.pid}/fd/{descriptor}") == os.devnull
     (tmp_path / "go").touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from elastic_runtime.protocol.messages import ProgressFile
 from tests.integration.in_place.job import ELASTIC_RUN
 from tests.mounts import small_disk, with_a_read_only_root
 from tests.processes import wait_for
+from tests.strangers import unused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,13 +48,6 @@ def fill(place: Path) -> None:
     with open(place / "others", "wb", buffering=0) as file, pytest.raises(OSError, match="space"):
         while True:
             file.write(bytes(4096))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_progress_file_is_no_hole(small: Path) -> None:
@@ -102,7 +95,7 @@ def test_an_agent_goes_on_without_room_for_progress(small: Path, tmp_path: Path)
     def story() -> str:
         return "\n".join(path.read_text() for path in tmp_path.glob("*.err"))
 
-    port = free_port()
+    port = unused()
     told.mkdir()
     one = start("one", small)
     nodes = [one]

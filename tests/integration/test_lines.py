@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import uuid
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import SWITCH, SwitchRecord
-from elastic_runtime.rendezvous.stores.open_store import open_store
 from tests import processes
+from tests.strangers import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,10 +141,7 @@ class Job:
 
     def switch(self) -> int:
         """The round that all are to leave, as the store has it."""
-        words = shlex.split(self.events("job.join_command")[0]["command"])
-        endpoint, run = (words[words.index(flag) + 1] for flag in ("--rdzv-endpoint", "--run-id"))
-        with closing(open_store(parse_endpoint(endpoint), run, 10, 10)) as store:
-            store.start("nodes/nobody", lambda event: None)
+        with store_of(self.events("job.join_command")[0]) as store:
             found = [entry.value for entry in store.read(SWITCH) if entry.key == SWITCH]
         return SwitchRecord.decode(SWITCH, found[0]).round if found else 0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
-from tests.processes import MARKER, end, marked, wait_for
+from tests.processes import MARKER, elastic_run, end, marked, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,16 +122,7 @@ def test_nodes_that_were_all_killed_are_named(job: _Job) -> None:
 def test_one_of_the_nodes_says_how_the_job_has_ended(tmp_path: Path) -> None:
     """None of them was in a round, so that it did not fail on one rather than on another."""
     (tmp_path / "train.py").touch()
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "elastic_runtime", "--cold", "--local-nodes", "2"),
-            *("--min", "3", "--max", "3", "--join-timeout", "1", "train.py"),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    bounds = ("--min", "3", "--max", "3", "--join-timeout", "1")
+    ended = elastic_run("--cold", "--local-nodes", "2", *bounds, "train.py", folder=tmp_path)
     assert ended.stderr.count("elastic-run: ") == 1, ended.stderr
     assert "of at least 3 nodes came together" in ended.stderr
