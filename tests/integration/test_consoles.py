@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT, EXIT_NOT_ENOUGH_NODES
 from tests.integration.test_launch import PROGRAM
-from tests.processes import MARKER, end, wait_for
+from tests.processes import Launcher, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,32 +35,14 @@ print("through", flush=True)
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts ``elastic-run`` with these arguments and this standard error."""
     (tmp_path / "train.py").write_text(_SCRIPT)
-    mark = f"consoles-{os.getpid()}-{tmp_path.name}"
-    started = []
+    environ = {"ELASTIC_LAST_CALL": "0", "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"}
+    with Launcher(tmp_path) as launch, (tmp_path / "stdout").open("wb") as stdout:
 
-    def run(
-        *arguments: str, stderr: int | None = None, before: Sequence[str] = ()
-    ) -> subprocess.Popen[bytes]:
-        with (tmp_path / "stdout").open("wb") as stdout:
-            process = subprocess.Popen(
-                [*before, sys.executable, "-m", "elastic_runtime", *arguments],
-                env={
-                    **os.environ,
-                    MARKER: mark,
-                    **{"ELASTIC_LAST_CALL": "0", "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"},
-                },
-                cwd=tmp_path,
-                stdout=stdout,
-                stderr=stderr,
-            )
-        started.append(process)
-        return process
+        def run(*arguments: str, stderr: int | None = None, before: Sequence[str] = ()) -> Any:
+            streams = {"stdout": stdout, "stderr": stderr}
+            return launch(*arguments, before=before, environ=environ, **streams)
 
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-    end(mark)
+        yield run
 
 
 def await_workers(folder: Path, nodes: str) -> None:

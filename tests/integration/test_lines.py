@@ -7,14 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.protocol.records import SWITCH, SwitchRecord
 from tests import processes
+from tests.processes import Launcher
 from tests.strangers import store_of
 
 if TYPE_CHECKING:
@@ -74,16 +73,14 @@ elastic.run(state)(train)
 class Job:
     """Two nodes in one terminal, which shows what people see."""
 
-    def __init__(self, folder: Path, script: str) -> None:
-        self.folder = folder
-        self.mark = f"lines-{uuid.uuid4().hex}"
+    def __init__(self, folder: Path, script: str, launch: Launcher) -> None:
+        self.folder, self.mark = folder, launch.mark
         (folder / "train.py").write_text(script)
-        command = [sys.executable, "-m", "elastic_runtime", "--log-format", "console"]
+        nodes = ("--local-nodes", "2", "--min", "1")
         with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--local-nodes", "2", "--min", "1", "--log-file", "events", "train.py"],
-                cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: self.mark},
+            self.process = launch(
+                *("--log-format", "console", *nodes, "--log-file", "events", "train.py"),
+                environ={"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -154,16 +151,8 @@ class Job:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
-    jobs: list[Job] = []
-
-    def begin(script: str) -> Job:
-        jobs.append(Job(tmp_path, script))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        processes.end(job.mark)
-        job.process.wait()
+    with Launcher(tmp_path) as launch:
+        yield lambda script: Job(tmp_path, script, launch)
 
 
 def test_steps_that_are_made_again_are_told_once_and_who_leaves_says_what_it_saved(

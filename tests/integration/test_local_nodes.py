@@ -7,14 +7,13 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
-from tests.processes import MARKER, elastic_run, end, marked, wait_for
+from tests.processes import Launcher, elastic_run, marked, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,22 +60,11 @@ class _Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[_Job]:
     (tmp_path / "train.py").write_text(_SCRIPT)
-    mark = f"local-nodes-{os.getpid()}-{tmp_path.name}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "train.py"],
-        env={**os.environ, MARKER: mark, "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"},
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield _Job(tmp_path, mark, process)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-        end(mark)
+    environ = {"ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"}
+    with Launcher(tmp_path) as launch:
+        words = ("--local-nodes", "2", "train.py")
+        process = launch(*words, environ=environ, stderr=subprocess.PIPE, text=True)
+        yield _Job(tmp_path, launch.mark, process)
 
 
 @pytest.mark.golden("--local-nodes: a node is killed")

@@ -67,19 +67,15 @@ def test_a_user_with_the_right_password_works_and_signs_in_again(locked: EtcdSer
         assert not any(isinstance(event, Refused) for event in node.ear.events)
 
 
-def test_a_wrong_password_is_refused_and_not_repeated_to_anybody(locked: EtcdServer) -> None:
+def test_who_is_not_let_in_is_told_why_and_no_password_is_repeated(locked: EtcdServer) -> None:
     why = _refused(endpoint(locked.endpoint, user="trainer", password="tr0ub4dor"))
     assert "invalid user ID or password" in why
     assert "tr0ub4dor" not in why
-
-
-def test_no_user_is_refused_where_one_is_asked_for(locked: EtcdServer) -> None:
     assert "name one with --etcd-user" in _refused(endpoint(locked.endpoint))
-
-
-def test_a_user_without_the_right_is_refused(locked: EtcdServer) -> None:
-    where = Endpoint("etcd", (locked.endpoint,), "elsewhere", user="trainer", password=PASSWORD)
-    assert "permission denied" in _refused(where)
+    without_right = Endpoint(
+        "etcd", (locked.endpoint,), "elsewhere", user="trainer", password=PASSWORD
+    )
+    assert "permission denied" in _refused(without_right)
 
 
 def test_a_password_for_an_etcd_without_passwords_does_no_harm(etcd: EtcdServer) -> None:
