@@ -81,7 +81,7 @@ def main() -> None:
         while sampler.epoch < task.epochs:
             for numbers, inputs, targets in loader:
                 if fault and ckpt.steps == due and rank == fault.rank % world:
-                    fault.arm(folder, who)
+                    fault.arm(folder)
                 lesson.learn(parallel, inputs, targets)
                 samples = numbers.tolist() if sampler.loss_scale else []
                 entries["tally"].count(sampler.epoch, samples)

@@ -59,11 +59,10 @@ class Fault:
         victim = processes.parent(processes.parent(pid)) if self.node else pid
         os.kill(victim, signal.SIGKILL)
 
-    def arm(self, folder: Path, who: dict[str, int]) -> None:
+    def arm(self, folder: Path) -> None:
         """Starts the clock; this rank is the one."""
         faults = folder / "faults"
-        with (faults / f"{len(list(faults.iterdir()))}").open("x") as file:
-            file.write(json.dumps({**who, "node": self.node}))
+        (faults / f"{len(list(faults.iterdir()))}").touch(exist_ok=False)
         clock = threading.Timer(self.delay, self.strike)
         clock.daemon = True
         clock.start()

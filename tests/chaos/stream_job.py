@@ -114,13 +114,13 @@ class Learner:
         while stream.epoch < task.epochs:
             for batch in stream:
                 if fault and step == due and who["rank"] == fault.rank % who["world"]:
-                    fault.arm(self._folder, who)
+                    fault.arm(self._folder)
                 # A rank without a share gets a sample of another rank, with no weight.
                 samples = batch["n"].tolist() if stream.loss_scale else []
                 note = {**who, "step": step, "epoch": stream.epoch, "samples": samples}
                 # Before the ranks meet: so no rank commits a step that another has not noted. The
                 # commit may end the round, and this function with it.
-                self._notes.write(json.dumps({**note, "at": time.monotonic_ns()}) + "\n")
+                self._notes.write(json.dumps(note) + "\n")
                 time.sleep(seconds)
                 self._learn(ddp, batch["n"], sum(samples))
                 step += 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,19 +36,6 @@ def told(steps: list[tuple[int, list[int]]]) -> int:
     return tale.number
 
 
-def stalls(folder: Path, notes: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """How long each fault kept the job from its next step, in seconds, and what it was."""
-    found = []
-    for file in sorted((folder / "faults").iterdir(), key=lambda each: int(each.name)):
-        fault = json.loads(file.read_text())
-        before = max(note["at"] for note in notes if note["round"] == fault["round"])
-        after = [note["at"] for note in notes if note["round"] > fault["round"]]
-        what = f"{'node' if fault['node'] else 'worker'} of {fault['world']}"
-        if after:  # else the job was over before the fault struck
-            found.append((what, (min(after) - before) / 1e9))
-    return found
-
-
 def check(task: Task) -> None:
     """Runs the job to its end, and checks what it has noted."""
     task.run(Path(__file__).with_name("stream_job.py"))
@@ -67,15 +52,7 @@ def check(task: Task) -> None:
     results = [json.loads(file.read_text()) for file in (folder / "ended").iterdir()]
     assert results
     assert all(result == [len(expected), told(expected)] for result in results), results
-    _print_stalls(stalls(folder, notes), len(steps), notes)
     assert len({note["world"] for note in notes}) > 1
-
-
-def _print_stalls(found: list[tuple[str, float]], steps: int, notes: list[dict[str, Any]]) -> None:
-    rounds = len({note["round"] for note in notes})
-    print(f"{steps} steps in {rounds} rounds, worlds {sorted({n['world'] for n in notes})}")
-    print(", ".join(f"{what}: {seconds:.2f} s" for what, seconds in found))
-    print(f"median stall: {statistics.median(seconds for _, seconds in found):.2f} s")
 
 
 @pytest.mark.parametrize("loaders", [0, 1])

@@ -17,12 +17,9 @@ from elastic_runtime.worker.recovery.recovery_source import (
     RankStatus,
     StateVersion,
 )
-from tests.model.clockwork import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["Violation"]
 
 History = tuple[int, ...]
 
