@@ -88,8 +88,11 @@ def test_a_leave_request_of_the_agent(tmp_path: Path) -> None:
         closing(channel),
         ranks(tmp_path, **{ENV_CHANNEL: channel.path, ENV_ROUND: "4"}) as workers,
     ):
-        hellos = [heard.get(timeout=DEADLINE) for _ in workers]
-        assert all(isinstance(m, Hello) and m.drains and m.round == 4 for m in hellos)
+        hellos: list[Hello] = []
+        while len(hellos) < len(workers):
+            if isinstance(message := heard.get(timeout=DEADLINE), Hello):
+                hellos.append(message)
+        assert all(message.drains and message.round == 4 for message in hellos)
         assert channel.tell([0], Leave(round=4, reason="a node joins")) == 2
         assert [worker.wait(DEADLINE) for worker in workers] == [EXIT_WORKER_LEFT] * 2
     check_saved(tmp_path)

@@ -267,7 +267,10 @@ def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(
             damaged = bytearray(content)
             damaged[place] ^= 1 << place % 8
             path.write_bytes(damaged)
-            assert resumed(tmp_path) == (1, 1.0), f"byte {place} of {name}"
+            # Nobody needs what DCP is told where there is an outline.
+            harmless = bool(beside) and name == ".metadata"
+            found = (2, 2.0) if harmless else (1, 1.0)
+            assert resumed(tmp_path) == found, f"byte {place} of {name}"
         path.write_bytes(content[:-2])
         assert resumed(tmp_path) == (1, 1.0), f"{name} cut off"
         path.unlink()
