@@ -22,7 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests import docker_engine
 from tests.docker_engine import LABEL
@@ -33,30 +33,6 @@ if TYPE_CHECKING:
 IMAGE = "elastic-etcd-test:3.5.1"
 FAST = ("--heartbeat-interval", "50", "--election-timeout", "250")
 READY_TIMEOUT = 60.0
-
-
-class EtcdServer(Protocol):
-    """What a test may do with its etcd."""
-
-    endpoint: str  # "127.0.0.1:PORT"
-
-    def kill(self) -> None:
-        """SIGKILL; the data stays."""
-
-    def restart(self, wipe: bool = False) -> None:
-        """Starts it again at the same port, killed first if it runs; ``wipe``: without data."""
-
-    def pause(self) -> None:
-        """It stops answering, but its connections stay open."""
-
-    def unpause(self) -> None:
-        """It goes on."""
-
-    def last_words(self) -> str | None:
-        """What it has said last, if it has ended; None while it runs."""
-
-    def close(self) -> None:
-        """Ends it for good and removes its data. Idempotent."""
 
 
 _given: set[int] = set()
@@ -368,6 +344,9 @@ class EtcdContainer:
             self._container = None
 
 
+EtcdServer: TypeAlias = EtcdProcess | EtcdContainer
+
+
 class EtcdCluster:
     """Three members that elect a leader, each of them a server of its own.
 
@@ -379,41 +358,40 @@ class EtcdCluster:
         self.members: tuple[EtcdServer, ...] = ()
         self._network: Any = None
         try:
-            self.members = self._containers() if containers else self._processes()
+            if containers:
+                self._containers()
+            else:
+                self._processes()
             for member in self.members:
-                member.await_ready()  # type: ignore[attr-defined]
+                member.await_ready()
         except BaseException:
             self.close()
             raise
         self.endpoint = ",".join(member.endpoint for member in self.members)
 
-    def _processes(self) -> tuple[EtcdServer, ...]:
+    def _add(self, member: EtcdServer) -> None:
+        self.members = (*self.members, member)  # at once, so that ``close`` knows it
+
+    def _processes(self) -> None:
         ports = [free_port() for _ in range(3)]
         peers = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(ports))
-        members = []
         for i, port in enumerate(ports):
             flags = ("--name", f"m{i}", "--initial-cluster", peers)
-            members.append(EtcdProcess(*flags, peer_port=port, ready=False))
-            self.members = tuple(members)
-        return self.members
+            self._add(EtcdProcess(*flags, peer_port=port, ready=False))
 
-    def _containers(self) -> tuple[EtcdServer, ...]:
-        self._network = (
-            docker_engine.testcontainers()
-            .Network(docker_network_kw={"labels": {LABEL: str(os.getpid())}})
-            .create()
+    def _containers(self) -> None:
+        network = docker_engine.testcontainers().Network(
+            docker_network_kw={"labels": {LABEL: str(os.getpid())}}
         )
+        self._network = network.create()
         peers = ",".join(f"m{i}=http://m{i}:2380" for i in range(3))
-        members = []
         for name in ("m0", "m1", "m2"):
             flags = [
                 *("--name", name, "--initial-cluster", peers),
                 *("--listen-peer-urls", "http://0.0.0.0:2380"),
                 *("--initial-advertise-peer-urls", f"http://{name}:2380"),
             ]
-            members.append(EtcdContainer(*flags, network=self._network, name=name, ready=False))
-            self.members = tuple(members)
-        return self.members
+            self._add(EtcdContainer(*flags, network=self._network, name=name, ready=False))
 
     def leader(self) -> EtcdServer:
         """The member that leads, as etcd's own client sees it; waits while none does."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Self
 
 MARKER = "ELASTIC_TEST_MARK"
 # Seconds for a program that only imports and looks, beside jobs that share two cores with it: what
@@ -24,6 +28,64 @@ PROGRAM_TIMEOUT = 100.0
 
 _T = TypeVar("_T")
 _PROC = Path("/proc")
+
+
+def elastic_run(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``elastic-run`` in a folder to its end; says how it ended, and what it has printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "elastic_runtime", *arguments],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT,
+        check=False,
+    )
+
+
+class Launcher:
+    """Starts ``elastic-run`` in a folder; all of it has ended at the end of a ``with`` statement.
+
+    Attributes:
+        mark: of all its processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = f"launched-{uuid.uuid4().hex}"
+        self._folder = folder
+        self._started: list[subprocess.Popen[Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end(self.mark)
+        for process in self._started:
+            process.__exit__(None, None, None)  # waits for it, and closes its pipes
+
+    def __call__(
+        self,
+        *arguments: object,
+        before: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        **streams: Any,
+    ) -> subprocess.Popen[Any]:
+        """Starts one.
+
+        Args:
+            arguments: of ``elastic-run``.
+            before: what the command begins with.
+            environ: variables beside those of this process.
+            streams: as for ``Popen``.
+        """
+        process: subprocess.Popen[Any] = subprocess.Popen(
+            [*before, sys.executable, "-m", "elastic_runtime", *map(str, arguments)],
+            cwd=self._folder,
+            env={**os.environ, **(environ or {}), MARKER: self.mark},
+            **streams,
+        )
+        self._started.append(process)
+        return process
 
 
 class Overdue(AssertionError):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import select
+import shlex
 import socket
 import threading
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from elastic_runtime.endpoint import parse_endpoint
+from elastic_runtime.rendezvous.stores.open_store import open_store
 from tests import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from elastic_runtime.rendezvous.store_contract import Store
 
 _PATIENCE = 60.0
 _LISTENS = "0A"  # in /proc/net/tcp
@@ -77,6 +82,27 @@ def says(place: Port, said: bytes, patience: float = _PATIENCE) -> bytes:
 
 
 @contextmanager
+def speaking(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Somebody who listens, and serves one connection after the other; yields ``host:port``."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        serve(connection)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@contextmanager
 def slow(places: Iterable[Port], count: int) -> Iterator[None]:
     """So many clients at each place that say one byte, and then nothing."""
     with ExitStack() as held:
@@ -86,6 +112,16 @@ def slow(places: Iterable[Port], count: int) -> Iterator[None]:
                     line = socket.create_connection(place, timeout=_PATIENCE)
                     held.enter_context(line).send(b"x")
         yield
+
+
+@contextmanager
+def store_of(command: Mapping[str, Any]) -> Iterator[Store]:
+    """The store of the job whose event ``job.join_command`` this is."""
+    words = shlex.split(command["command"])
+    endpoint, run = (words[words.index(flag) + 1] for flag in ("--rdzv-endpoint", "--run-id"))
+    with closing(open_store(parse_endpoint(endpoint), run, 10, 10)) as store:
+        store.start("nodes/nobody", lambda event: None)
+        yield store
 
 
 class Recorder:

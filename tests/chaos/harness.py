@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,22 +150,6 @@ class Cluster(Fleet):
         )
         for worker in {note.worker for note in self.notes()}:
             assert logs.count(f"worker {worker} speaks") == 1, f"the log of {worker} is gone"
-
-
-def repeated_steps(notes: list[Note]) -> int:
-    """How many steps were done again in a later round."""
-    done: dict[int, int] = {}
-    again = set()
-    for note in notes:
-        first = done.setdefault(note.step, note.round)
-        if note.round != first:
-            again.add((note.round, note.step))
-    return len(again)
-
-
-def now() -> float:
-    """The clock that notes are written by."""
-    return time.monotonic()
 
 
 class _NoteFile:

@@ -116,9 +116,6 @@ class InPlaceCluster(Fleet):
         self._goal = directory / "goal"
         self._saves, self._tells = bool(save_every), shadow
         self.histories = Histories(directory / "histories")
-        # For those who extend this.
-        self._records, self._rounds = self.histories.records, self.histories.rounds
-        self._processes = self.histories.processes
         self._last: tuple[Kind | None, int, int] = (None, 0, 0)  # the last fault: round, step
         self._nodes_of: dict[str, Node] = {}
         self.gone: dict[str, int] = {}
@@ -440,9 +437,6 @@ class InPlaceCluster(Fleet):
         worker = self.histories.seats().get(first.mark)
         if worker:
             self.sizes.append((Size.of(first.agent.pid), Size.of(worker.pid)))
-
-    def _until_calm(self) -> None:
-        self.until_calm()
 
     # The end
 

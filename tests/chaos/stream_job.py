@@ -1,20 +1,15 @@
 """Learns numbers from shards, notes the samples of each step, and kills itself as planned.
 
-Trains in place, or as a plain loop that restarts from its checkpoint. Each round carries out the
-next fault of the plan: some steps beyond all earlier rounds one of the ranks starts a clock, and
-when it has run down the rank is gone, wherever it is. That it will be is written down before.
+Trains in place, or as a plain loop that restarts from its checkpoint.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import signal
-import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
-from tests import processes
+from tests.chaos import planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,66 +30,17 @@ _TALE = 1 << 31
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One planned fault.
+class Task(planned.Task):
+    """To learn from shards.
 
     Attributes:
-        after: so many steps beyond the furthest that any round has made.
-        rank: which one, modulo the number of ranks.
-        delay: from the beginning of that step, in seconds.
-        node: the rank's agent is killed, and with it the whole node; else the rank.
-        whole: not before all nodes that live take part again.
-    """
-
-    after: int
-    rank: int
-    delay: float
-    node: bool
-    whole: bool
-
-    def strike(self) -> None:
-        """Kills."""
-        pid = os.getpid()
-        # A worker is a child of the fork server, and that one of the agent.
-        victim = processes.parent(processes.parent(pid)) if self.node else pid
-        os.kill(victim, signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the job is to do.
-
-    Attributes:
-        folder: for shards, notes, checkpoints and what is known of the faults.
         in_place: whether survivors of a fault go on without a restart.
-        nodes: how many begin, each with one rank.
-        epochs, batch, shuffle, seed, loaders: of the stream.
-        step_ms: the length of a step.
-        every: how often to save.
-        faults: one for each round, as far as they go; then the job goes on to its end.
+        shuffle, loaders: of the stream.
     """
 
-    folder: str
     in_place: bool
-    nodes: int
-    epochs: int
-    batch: int
     shuffle: int
-    seed: int
     loaders: int
-    step_ms: float
-    every: str
-    faults: tuple[Fault, ...]
-
-    @classmethod
-    def read(cls, text: str) -> Task:
-        """From what ``text`` makes."""
-        fields = json.loads(text)
-        return cls(**{**fields, "faults": tuple(Fault(**fault) for fault in fields["faults"])})
-
-    def text(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
 
     def stream(self, **options: Any) -> elastic.ShardedStream:
         """The samples, for this rank or another.
@@ -134,36 +80,6 @@ class Tale:
         self.number = state["number"]
 
 
-def read_notes(folder: Path) -> list[dict[str, Any]]:
-    """All steps that all ranks have noted."""
-    notes: list[dict[str, Any]] = []
-    for file in (folder / "notes").iterdir():
-        whole, _, _ = file.read_text().rpartition("\n")  # a rank may be killed while it writes
-        notes += map(json.loads, whole.splitlines())
-    return notes
-
-
-def pending(task: Task, world: int) -> tuple[int, Fault | None]:
-    """The step at which this round's fault is due, and the fault; the same on all ranks.
-
-    The step is -1 if there is a fault which waits for a larger world.
-
-    Args:
-        task: with the plan.
-        world: how many ranks there are.
-    """
-    folder = Path(task.folder)
-    furthest = max((note["step"] for note in read_notes(folder)), default=-1)
-    known = torch.tensor([furthest, len(list((folder / "faults").iterdir()))])
-    dist.broadcast(known, src=0)
-    step, done = known.tolist()
-    if done == len(task.faults):
-        return -1, None
-    fault = task.faults[done]
-    living = task.nodes - sum(earlier.node for earlier in task.faults[:done])
-    return -1 if fault.whole and world < living else step + fault.after, fault
-
-
 class Learner:
     """Learns, step by step."""
 
@@ -180,12 +96,8 @@ class Learner:
     @property
     def parts(self) -> dict[str, Any]:
         """What is saved."""
-        return {
-            "model": self.model,
-            "optim": self.optim,
-            "stream": self.stream,
-            "tale": self.tale,
-        }
+        learned = {"model": self.model, "optim": self.optim}
+        return {**learned, "stream": self.stream, "tale": self.tale}
 
     def steps(self, who: dict[str, int], before: int) -> Iterator[int]:
         """Makes steps, up to the commit of each, from here to the end.
@@ -195,20 +107,20 @@ class Learner:
             before: how many steps are committed.
         """
         task, stream = self._task, self.stream
-        due, fault = pending(task, who["world"])
+        due, fault = planned.pending(task, who["world"])
         seconds = _WAITING_S if fault and due == -1 else task.step_ms / 1000
         ddp = DistributedDataParallel(self.model, init_sync=False)
         step = before
         while stream.epoch < task.epochs:
             for batch in stream:
                 if fault and step == due and who["rank"] == fault.rank % who["world"]:
-                    self._arm(fault, who)
+                    fault.arm(self._folder)
                 # A rank without a share gets a sample of another rank, with no weight.
                 samples = batch["n"].tolist() if stream.loss_scale else []
                 note = {**who, "step": step, "epoch": stream.epoch, "samples": samples}
                 # Before the ranks meet: so no rank commits a step that another has not noted. The
                 # commit may end the round, and this function with it.
-                self._notes.write(json.dumps({**note, "at": time.monotonic_ns()}) + "\n")
+                self._notes.write(json.dumps(note) + "\n")
                 time.sleep(seconds)
                 self._learn(ddp, batch["n"], sum(samples))
                 step += 1
@@ -233,14 +145,6 @@ class Learner:
         dist.all_reduce(total)
         self.optim.step()
         self.tale.tell(int(total))
-
-    def _arm(self, fault: Fault, who: dict[str, int]) -> None:
-        faults = self._folder / "faults"
-        with (faults / f"{len(list(faults.iterdir()))}").open("x") as file:
-            file.write(json.dumps({**who, "node": fault.node}))
-        clock = threading.Timer(fault.delay, fault.strike)
-        clock.daemon = True
-        clock.start()
 
 
 def learn_in_place(learner: Learner, ckpt: elastic.Checkpointer) -> int:
@@ -286,9 +190,7 @@ def learn_with_restarts(learner: Learner, ckpt: elastic.Checkpointer) -> int:
 
 def main() -> None:
     """Learns as the task says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task", type=Path, help="a file with the task")
-    task = Task.read(parser.parse_args().task.read_text())
+    task = Task.read()
     learner = Learner(task)
     ckpt = elastic.Checkpointer(
         Path(task.folder) / "checkpoints", learner.parts, every=task.every, keep=3

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT
-from tests.chaos.harness import Cluster, now, repeated_steps
+from tests.chaos.harness import Cluster
+from tests.partitions.figures import repeated_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +36,7 @@ def test_the_common_faults(tmp_path: Path, endpoint: str) -> None:
         cluster.wait_for_steps(25, world=3)
         cluster.ask_to_leave(leaver)
         cluster.wait_for_steps(25, world=2)
-        assert repeated_steps(cluster.notes()) == 0, "a planned change costs no step"
+        assert repeated_steps(cluster.notes(), since=0) == 0, "a planned change costs no step"
         before = cluster.round
         cluster.kill_worker(third)
         cluster.wait(lambda: cluster.round == before + 1, "another round")
@@ -67,8 +69,8 @@ def test_etcd_is_away_for_20_seconds(tmp_path: Path, new_etcd: NewEtcd) -> None:
         cluster.start(2)
         cluster.wait_for_steps(25, world=2)
         server.kill()
-        gone = now()
-        cluster.wait(lambda: now() - gone > 20, "20 seconds", 30)
+        gone = time.monotonic()
+        cluster.wait(lambda: time.monotonic() - gone > 20, "20 seconds", 30)
         steps = [note for note in cluster.notes() if gone < note.at < gone + 20]
         server.restart()
         # The whole time through, with room for a machine that is busy with other things.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.rendezvous.store_contract import Changed, StoreEntry, StoreEvent, StoreSnapshot
 
@@ -12,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE = 60.0
+_T = TypeVar("_T")
+_E = TypeVar("_E", bound=StoreEvent)
 
 
 class Ear:
@@ -33,26 +34,36 @@ class Ear:
             self.events.append(event)
             self._news.notify_all()
 
-    def until(self, wanted: Callable[[], object], what: str, patience: float = PATIENCE) -> float:
-        """Waits until ``wanted()`` is true; returns when, on the monotonic clock."""
+    def until(self, wanted: Callable[[], _T], what: str) -> _T:
+        """Waits until ``wanted()`` is true, and returns that."""
         with self._news:
-            if not self._news.wait_for(wanted, patience):
-                raise AssertionError(f"not heard in {patience} s: {what}; heard {self.events}")
-            return time.monotonic()
+            found = self._news.wait_for(wanted, PATIENCE)
+            assert found, f"not heard in {PATIENCE} s: {what}; heard {self.events[-20:]}"
+            return found
 
-    def has(self, key: str, value: bytes | None = None) -> float:
+    def has(self, key: str, value: bytes | None = None) -> None:
         """Waits until the key is known (with this value)."""
-        return self.until(
+        self.until(
             lambda: key in self.known and value in (None, self.known[key].value), f"{key}={value!r}"
         )
 
-    def lacks(self, key: str) -> float:
+    def lacks(self, key: str) -> None:
         """Waits until the key is known to be gone."""
-        return self.until(lambda: key not in self.known, f"no {key}")
+        self.until(lambda: key not in self.known, f"no {key}")
 
-    def hears(self, kind: type[StoreEvent], count: int = 1, patience: float = PATIENCE) -> float:
-        """Waits until that many events of a kind were heard."""
-        return self.until(lambda: self.count(kind) >= count, f"{count} {kind.__name__}", patience)
+    def hears(self, kind: type[_E], since: int = 0, **fields: object) -> _E:
+        """Waits for an event of a kind, with these fields, at or after a place in ``events``."""
+
+        def found() -> _E | None:
+            for event in self.events[since:]:
+                if isinstance(event, kind):
+                    if all(getattr(event, name) == value for name, value in fields.items()):
+                        return event
+            return None
+
+        event = self.until(found, f"{kind.__name__} {fields or ''}")
+        assert event is not None
+        return event
 
     def count(self, kind: type[StoreEvent]) -> int:
         """How many events of a kind were heard."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -65,22 +66,29 @@ OpenNode = Callable[..., Node]
 
 
 @contextmanager
-def beating(participant: Participant) -> Iterator[None]:
+def beating(beat: Callable[[], None]) -> Iterator[None]:
     """Beats all the time, as the main loop of an agent that is well."""
     over = threading.Event()
 
-    def beat() -> None:
-        participant.beat()
+    def beats() -> None:
         while not over.wait(0.1):
-            participant.beat()
+            beat()
 
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=beats)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+def registered(open_node: OpenNode, names: str) -> list[Node]:
+    """Nodes with these names, each of one letter, in the order of their registration."""
+    nodes = [open_node(name) for name in names]
+    for node in nodes:
+        node.register()
+    return nodes
 
 
 @pytest.fixture
@@ -106,10 +114,11 @@ class StoreContract:
 
     def test_begins_with_a_snapshot_of_what_is_there(self, open_node: OpenNode) -> None:
         first = open_node("a")
-        first.put("job", b"j")
-        second = open_node("b")
-        snapshot = second.ear.last_snapshot()
-        assert [(entry.key, entry.value) for entry in snapshot.entries] == [("job", b"j")]
+        for key in ("nodes/z", "nodes/a", "events/01", "job", "round", "outcome", "switch"):
+            first.put(key, key.encode())
+        snapshot = open_node("b").ear.last_snapshot()
+        shown = ["nodes/z", "job", "round", "outcome", "switch"]  # the oldest, what is common
+        assert [(e.key, e.value) for e in snapshot.entries] == [(k, k.encode()) for k in shown]
         assert not snapshot.wide
         assert not snapshot.forgot
 
@@ -123,11 +132,8 @@ class StoreContract:
             if nodes[i].put("round", b"%d" % i, ABSENT):
                 won.append(i)
 
-        threads = [threading.Thread(target=create, args=(i,)) for i in range(len(nodes))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(create, range(len(nodes))))
         assert len(won) == 1
         for node in nodes:
             node.ear.has("round", b"%d" % won[0])
@@ -142,14 +148,11 @@ class StoreContract:
                 found = node.entry("job")
                 done += node.put("job", b"%d" % (int(found.value) + 1), found.version)
 
-        threads = [threading.Thread(target=increment, args=(node,)) for node in nodes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert nodes[0].entry("job").value == b"60"
+        with ThreadPoolExecutor(4) as pool:  # two threads use one of the stores
+            list(pool.map(increment, [*nodes, nodes[0]]))
+        assert nodes[0].entry("job").value == b"80"
         for node in nodes:
-            node.ear.has("job", b"60")
+            node.ear.has("job", b"80")
 
     def test_every_write_changes_the_version_and_none_the_creation(
         self, open_node: OpenNode
@@ -168,17 +171,11 @@ class StoreContract:
     def test_all_conditions_must_hold(self, open_node: OpenNode) -> None:
         node = open_node("a")
         own = node.register()
-        failing = Transaction(
-            (Expect("round", ABSENT), Expect(node.key, own.version + 1)),
-            (Put("round", b"r"), Put("switch", b"s")),
-        )
-        assert not node.store.apply(failing)
+        puts = Put("round", b"r"), Put("switch", b"s")
+        absent = Expect("round", ABSENT)
+        assert not node.store.apply(Transaction((absent, Expect(node.key, own.version + 1)), puts))
         assert [entry.key for entry in node.store.read("")] == [node.key]
-        holding = Transaction(
-            (Expect("round", ABSENT), Expect(node.key, own.version)),
-            (Put("round", b"r"), Put("switch", b"s")),
-        )
-        assert node.store.apply(holding)
+        assert node.store.apply(Transaction((absent, Expect(node.key, own.version)), puts))
         node.ear.has("switch", b"s")
         node.ear.has("round", b"r")
 
@@ -199,9 +196,7 @@ class StoreContract:
         assert set(node.ear.known) == {"job"}
 
     def test_the_order_of_creation_is_kept(self, open_node: OpenNode) -> None:
-        a, b, c = (open_node(name) for name in "abc")
-        for node in (a, b, c):
-            node.register()
+        a, b, c = registered(open_node, "abc")
         a.delete(a.key)
         a.ear.lacks(a.key)
         a.register(b"again")
@@ -210,9 +205,7 @@ class StoreContract:
         assert found == [b.key, c.key, a.key]
 
     def test_a_node_follows_itself_the_oldest_and_what_is_common(self, open_node: OpenNode) -> None:
-        oldest, middle, last = (open_node(name) for name in "abc")
-        for node in (oldest, middle, last):
-            node.register()
+        oldest, middle, last = registered(open_node, "abc")
         last.store.look(False, frozenset())
         last.ear.has(oldest.key)
         middle.put(middle.key, b"unseen", leased=True)
@@ -223,30 +216,15 @@ class StoreContract:
         last.ear.has(last.key, b"mine")
 
     def test_a_node_known_to_be_dead_is_not_the_oldest(self, open_node: OpenNode) -> None:
-        oldest, middle, last = (open_node(name) for name in "abc")
-        for node in (oldest, middle, last):
-            node.register()
-        last.store.look(False, frozenset({oldest.key}))
-        last.ear.has(middle.key)
-        last.ear.until(
-            lambda: set(last.ear.known) == {middle.key, last.key}, "only the next oldest"
-        )
-
-    def test_the_end_of_the_oldest_is_heard(self, open_node: OpenNode) -> None:
-        oldest, other = open_node("a"), open_node("b")
-        oldest.register()
-        other.register()
-        other.store.look(False, frozenset())
-        other.ear.has(oldest.key)
-        oldest.delete(oldest.key)
-        other.ear.lacks(oldest.key)
+        oldest, second, third, last = registered(open_node, "abcd")
+        last.store.look(False, frozenset({oldest.key, second.key}))
+        shown = {third.key, last.key}
+        last.ear.until(lambda: set(last.ear.known) == shown, "only the next oldest")
 
     def test_one_oldest_after_the_other_is_followed(self, open_node: OpenNode) -> None:
         """Also when somebody in between has gone unseen, or has come a second time."""
         names = "abcdefghij"
-        nodes = {name: open_node(name) for name in names}
-        for node in nodes.values():
-            node.register()
+        nodes = dict(zip(names, registered(open_node, names), strict=True))
         last = nodes["j"]
         last.store.look(False, frozenset())
         last.ear.has(nodes["a"].key)
@@ -344,11 +322,17 @@ class StoreContract:
         other.ear.has(node.key, b"second life")
         node.ear.until(lambda: old not in node.ear.known, "no trace of the first life")
 
-    def test_without_beats_the_lease_ends(self, open_node: OpenNode) -> None:
-        silent, other = open_node("silent", ttl=LEASE), open_node("b", wide=True)
+    def test_beats_keep_the_lease_and_without_them_it_ends(self, open_node: OpenNode) -> None:
+        alive, silent = open_node("alive", ttl=LEASE), open_node("silent", ttl=LEASE)
+        other = open_node("b", wide=True)
+        alive.register()
         silent.register()
+        other.ear.has(alive.key)
         other.ear.has(silent.key)
-        other.ear.lacks(silent.key)
+        with beating(alive.store.beat):
+            other.ear.lacks(silent.key)
+            assert alive.key in other.ear.known
+            assert alive.ear.count(LeaseLost) == 0
         silent.ear.hears(LeaseLost)
         silent.ear.lacks(silent.key)
         with pytest.raises(MainLoopSilent):
@@ -376,29 +360,7 @@ class StoreContract:
             other.ear.has(silent.key)
             other.ear.lacks(silent.key)
             assert key not in other.ear.known
-            with beating(participant):
+            with beating(participant.beat):
                 other.ear.has(key)
         finally:
             participant.close()
-
-    def test_beats_keep_the_lease(self, open_node: OpenNode) -> None:
-        alive, silent = open_node("alive", ttl=LEASE), open_node("silent", ttl=LEASE)
-        other = open_node("b", wide=True)
-        alive.register()
-        silent.register()
-        other.ear.has(alive.key)
-        beating = threading.Event()
-
-        def beat() -> None:
-            while not beating.wait(0.1):
-                alive.store.beat()
-
-        thread = threading.Thread(target=beat)
-        thread.start()
-        try:
-            other.ear.lacks(silent.key)  # a lease of the same length has ended meanwhile
-            assert alive.key in other.ear.known
-            assert alive.ear.count(LeaseLost) == 0
-        finally:
-            beating.set()
-            thread.join()

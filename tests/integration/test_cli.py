@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.processes import elastic_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,13 +23,8 @@ print("inherited", [n for n in ("ELASTIC_ETCD_PASSWORD", "TORCH_CPP_LOG_LEVEL") 
 
 def test_static_rendezvous_is_torchruns(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", "--rdzv-backend", "static", "train.py", "--x"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "5"},
-    )
+    words = ("--rdzv-backend", "static", "train.py", "--x")
+    done = elastic_run(*words, folder=tmp_path, OMP_NUM_THREADS="5")
     assert done.returncode == 0, done.stderr
     assert "args --x threads 5" in done.stdout
     assert "static rendezvous: torch's own launcher runs this job" in done.stderr
@@ -37,13 +33,9 @@ def test_static_rendezvous_is_torchruns(tmp_path: Path) -> None:
 @pytest.mark.golden("elastic-run: a plain script from start to end")
 def test_a_whole_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", "--max", "2", "train.py", "--max", "7"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "ELASTIC_LAST_CALL": "0", "ELASTIC_ETCD_PASSWORD": "geheim"},
-    )
+    words = ("--max", "2", "train.py", "--max", "7")
+    environ = {"ELASTIC_LAST_CALL": "0", "ELASTIC_ETCD_PASSWORD": "geheim"}
+    done = elastic_run(*words, folder=tmp_path, **environ)
     assert done.returncode == 0, done.stderr
     assert "args --max 7" in done.stdout
     assert "inherited []" in done.stdout
@@ -81,17 +73,8 @@ def test_a_program_can_read_each_line_of_the_stream_with_the_events(tmp_path: Pa
 def test_a_timer_file_that_cannot_be_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)
     wanted = str(tmp_path / "nowhere" / "timers")
-    done = subprocess.run(
-        [sys.executable, "-m", "elastic_runtime", "--cold", "train.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
-            "TORCHELASTIC_TIMER_FILE": wanted,
-        },
-    )
+    timer = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": wanted}
+    done = elastic_run("--cold", "train.py", folder=tmp_path, **timer)
     assert done.returncode == 2, done.stderr
     said = f"elastic-run: error: TORCHELASTIC_TIMER_FILE={wanted!r}: no pipe can be made there"
     assert said in done.stderr

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_runtime.errors import EXIT_DONE, EXIT_LEFT, EXIT_NOT_ENOUGH_NODES
-from tests import zygote
 from tests.integration.test_launch import PROGRAM
-from tests.processes import MARKER, end, wait_for
+from tests.processes import Launcher, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,32 +35,19 @@ print("through", flush=True)
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts ``elastic-run`` with these arguments and this standard error."""
     (tmp_path / "train.py").write_text(_SCRIPT)
-    mark = f"consoles-{os.getpid()}-{tmp_path.name}"
-    started = []
+    environ = {"ELASTIC_LAST_CALL": "0", "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"}
+    with Launcher(tmp_path) as launch, (tmp_path / "stdout").open("wb") as stdout:
 
-    def run(
-        *arguments: str, stderr: int | None = None, before: Sequence[str] = ()
-    ) -> subprocess.Popen[bytes]:
-        with (tmp_path / "stdout").open("wb") as stdout:
-            process = zygote.start(
-                [*before, sys.executable, "-m", "elastic_runtime", *arguments],
-                env={
-                    **os.environ,
-                    MARKER: mark,
-                    **{"ELASTIC_LAST_CALL": "0", "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"},
-                },
-                cwd=tmp_path,
-                stdout=stdout,
-                stderr=stderr,
-            )
-        started.append(process)
-        return process
+        def run(*arguments: str, stderr: int | None = None, before: Sequence[str] = ()) -> Any:
+            streams = {"stdout": stdout, "stderr": stderr}
+            return launch(*arguments, before=before, environ=environ, **streams)
 
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-    end(mark)
+        yield run
+
+
+def await_workers(folder: Path, nodes: str) -> None:
+    """Waits until the worker of each node has started."""
+    wait_for(lambda: len(list(folder.glob("started-*"))) == int(nodes), 300, "the start of all")
 
 
 @pytest.fixture
@@ -92,9 +78,7 @@ def test_a_job_leaves_on_request_whose_standard_error_is_stuck(
     start: Start, full_pipe: int, tmp_path: Path, nodes: str
 ) -> None:
     job = start("--local-nodes", nodes, "--min", nodes, "train.py", "never", stderr=full_pipe)
-    wait_for(
-        lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
-    )
+    await_workers(tmp_path, nodes)
     job.send_signal(signal.SIGTERM)
     assert job.wait(timeout=100) == EXIT_LEFT
 
@@ -140,9 +124,7 @@ def test_a_job_that_is_started_without_standard_streams(
     start: Start, tmp_path: Path, nodes: str
 ) -> None:
     job = start("--local-nodes", nodes, "--min", nodes, "train.py", "go", before=_CLOSED)
-    wait_for(
-        lambda: len(list(tmp_path.glob("started-*"))) == int(nodes), 300, "the start of all workers"
-    )
+    await_workers(tmp_path, nodes)
     for descriptor in range(3):
         assert os.readlink(f"/proc/{job.pid}/fd/{descriptor}") == os.devnull
     (tmp_path / "go").touch()

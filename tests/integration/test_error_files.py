@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests import zygote
-from tests.integration.in_place.job import ELASTIC_RUN
+from tests.processes import elastic_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,13 +31,7 @@ def test_no_error_file_ends_an_agent(tmp_path: Path) -> None:
     (tmp_path / "lives").mkdir()
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ("--cold", "--log-format", "json", "--max-restarts", "5")
-    ended = zygote.run(
-        [*ELASTIC_RUN, *options, str(tmp_path / "script.py"), str(tmp_path / "lives")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    ended = elastic_run(*options, "script.py", "lives", folder=tmp_path)
     events = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
     codes = [event["exit_code"] for event in events if event["event"] == "worker.failed"]
     assert codes == [30, 31, 32, 33, 34, 35], ended.stderr

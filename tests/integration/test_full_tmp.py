@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_runtime.protocol.messages import ProgressFile
-from tests import zygote
 from tests.integration.in_place.job import ELASTIC_RUN
 from tests.mounts import small_disk, with_a_read_only_root
-from tests.processes import wait_for
+from tests.processes import Launcher, wait_for
+from tests.strangers import unused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,13 +49,6 @@ def fill(place: Path) -> None:
             file.write(bytes(4096))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_a_progress_file_is_no_hole(small: Path) -> None:
     first = ProgressFile(str(small / "first"), create=True)
     fill(small)
@@ -80,21 +71,17 @@ file.publish(7, 1, 1)
 def test_an_agent_goes_on_without_room_for_progress(small: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os; print('progress', repr(os.environ['ELASTIC_PROGRESS']))\n")
-    told = tmp_path / "told"
+    (told := tmp_path / "told").mkdir()
+    where = ("--rdzv-endpoint", f"c10d://127.0.0.1:{unused()}", "--run-id", "full", "--cold")
+    bounds = ("--min", "2", "--max", "2", "--log-format", "json")
 
     def start(name: str, temporary: Path) -> subprocess.Popen[bytes]:
-        options = ["--min", "2", "--max", "2", "--node-name", name, "--log-format", "json"]
-        options += ["--rdzv-endpoint", f"c10d://127.0.0.1:{port}", "--run-id", "full", "--cold"]
         with (
             open(tmp_path / f"{name}.out", "wb") as out,
             open(tmp_path / f"{name}.err", "wb") as err,
         ):
-            return zygote.start(
-                [*ELASTIC_RUN, *options, str(script)],
-                env={**os.environ, "TMPDIR": str(temporary)},
-                stdout=out,
-                stderr=err,
-            )
+            words = (*bounds, *where, "--node-name", name, script)
+            return launch(*words, environ={"TMPDIR": str(temporary)}, stdout=out, stderr=err)
 
     def events(name: str) -> list[dict[str, Any]]:
         lines = (tmp_path / f"{name}.err").read_text().splitlines()
@@ -103,19 +90,11 @@ def test_an_agent_goes_on_without_room_for_progress(small: Path, tmp_path: Path)
     def story() -> str:
         return "\n".join(path.read_text() for path in tmp_path.glob("*.err"))
 
-    port = free_port()
-    told.mkdir()
-    one = start("one", small)
-    nodes = [one]
-    try:
+    with Launcher(tmp_path) as launch:
+        one = start("one", small)
         wait_for(lambda: list(small.glob("elastic-agent-*/agent.sock")), PATIENCE, "its start")
         fill(small)
-        nodes.append(start("two", told))
-        assert [node.wait(PATIENCE) for node in nodes] == [0, 0], story()
-    finally:
-        for node in nodes:
-            node.kill()
-            node.wait()
+        assert [node.wait(PATIENCE) for node in (one, start("two", told))] == [0, 0], story()
     (off,) = [event for event in events("one") if event["event"] == "progress.off"]
     assert off["why"] == "No space left on device"
     assert off["path"].startswith(str(small))

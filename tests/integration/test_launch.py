@@ -71,9 +71,9 @@ if __name__ == "__main__":
 """
 
 
-def run(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, *args: str, text: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     return subprocess.run(
         [sys.executable, str(program), *args],
         capture_output=True,
@@ -107,11 +107,9 @@ def test_a_value_that_cannot_be_read_is_a_failure_of_its_rank(tmp_path: Path) ->
 
 @pytest.mark.parametrize("what", ["lambda", "unpicklable"])
 def test_a_function_that_cannot_be_sent_is_named(tmp_path: Path, what: str) -> None:
-    program = tmp_path / "program.py"
     call = "lambda: 1" if what == "lambda" else "print, open(__file__)"
-    program.write_text(
-        PROGRAM.split('if __name__ == "__main__":')[0]
-        + f"""
+    definitions = PROGRAM.split('if __name__ == "__main__":')[0]
+    main = f"""
 if __name__ == "__main__":
     from elastic_runtime.errors import UsageError
     from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
@@ -125,10 +123,7 @@ if __name__ == "__main__":
     except UsageError as error:
         print("usage:", error)
 """
-    )
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run(tmp_path, text=definitions + main)
     assert done.stdout.startswith("usage:"), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
-import sys
-import uuid
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.records import SWITCH, SwitchRecord
-from elastic_runtime.rendezvous.stores.open_store import open_store
-from tests import processes, zygote
+from tests import processes
+from tests.processes import Launcher
+from tests.strangers import store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,16 +73,14 @@ elastic.run(state)(train)
 class Job:
     """Two nodes in one terminal, which shows what people see."""
 
-    def __init__(self, folder: Path, script: str) -> None:
-        self.folder = folder
-        self.mark = f"lines-{uuid.uuid4().hex}"
+    def __init__(self, folder: Path, script: str, launch: Launcher) -> None:
+        self.folder, self.mark = folder, launch.mark
         (folder / "train.py").write_text(script)
-        command = [sys.executable, "-m", "elastic_runtime", "--log-format", "console"]
+        nodes = ("--local-nodes", "2", "--min", "1")
         with (folder / "log").open("wb") as log:
-            self.process = zygote.start(
-                [*command, "--local-nodes", "2", "--min", "1", "--log-file", "events", "train.py"],
-                cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", processes.MARKER: self.mark},
+            self.process = launch(
+                *("--log-format", "console", *nodes, "--log-file", "events", "train.py"),
+                environ={"OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -144,10 +138,7 @@ class Job:
 
     def switch(self) -> int:
         """The round that all are to leave, as the store has it."""
-        words = shlex.split(self.events("job.join_command")[0]["command"])
-        endpoint, run = (words[words.index(flag) + 1] for flag in ("--rdzv-endpoint", "--run-id"))
-        with closing(open_store(parse_endpoint(endpoint), run, 10, 10)) as store:
-            store.start("nodes/nobody", lambda event: None)
+        with store_of(self.events("job.join_command")[0]) as store:
             found = [entry.value for entry in store.read(SWITCH) if entry.key == SWITCH]
         return SwitchRecord.decode(SWITCH, found[0]).round if found else 0
 
@@ -160,16 +151,8 @@ class Job:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
-    jobs: list[Job] = []
-
-    def begin(script: str) -> Job:
-        jobs.append(Job(tmp_path, script))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        processes.end(job.mark)
-        job.process.wait()
+    with Launcher(tmp_path) as launch:
+        yield lambda script: Job(tmp_path, script, launch)
 
 
 def test_steps_that_are_made_again_are_told_once_and_who_leaves_says_what_it_saved(

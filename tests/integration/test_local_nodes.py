@@ -7,15 +7,13 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
-from tests import zygote
-from tests.processes import MARKER, end, marked, wait_for
+from tests.processes import Launcher, elastic_run, marked, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,22 +60,11 @@ class _Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[_Job]:
     (tmp_path / "train.py").write_text(_SCRIPT)
-    mark = f"local-nodes-{os.getpid()}-{tmp_path.name}"
-    process = zygote.start(
-        [sys.executable, "-m", "elastic_runtime", "--local-nodes", "2", "train.py"],
-        env={**os.environ, MARKER: mark, "ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"},
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield _Job(tmp_path, mark, process)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-        end(mark)
+    environ = {"ELASTIC_GRACE": "5", "ELASTIC_COLD": "1"}
+    with Launcher(tmp_path) as launch:
+        words = ("--local-nodes", "2", "train.py")
+        process = launch(*words, environ=environ, stderr=subprocess.PIPE, text=True)
+        yield _Job(tmp_path, launch.mark, process)
 
 
 @pytest.mark.golden("--local-nodes: a node is killed")
@@ -123,16 +110,7 @@ def test_nodes_that_were_all_killed_are_named(job: _Job) -> None:
 def test_one_of_the_nodes_says_how_the_job_has_ended(tmp_path: Path) -> None:
     """None of them was in a round, so that it did not fail on one rather than on another."""
     (tmp_path / "train.py").touch()
-    ended = zygote.run(
-        [
-            *(sys.executable, "-m", "elastic_runtime", "--cold", "--local-nodes", "2"),
-            *("--min", "3", "--max", "3", "--join-timeout", "1", "train.py"),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    bounds = ("--min", "3", "--max", "3", "--join-timeout", "1")
+    ended = elastic_run("--cold", "--local-nodes", "2", *bounds, "train.py", folder=tmp_path)
     assert ended.stderr.count("elastic-run: ") == 1, ended.stderr
     assert "of at least 3 nodes came together" in ended.stderr

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_runtime.rendezvous.core.notices import Sealed
+    from elastic_runtime.rendezvous.participant import Participant
     from elastic_runtime.rendezvous.store_contract import StoreEntry
     from tests.etcd_server import EtcdServer
 
@@ -67,8 +68,11 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         part.close()
 
 
-def _knows_all(one: Sealed) -> bool:
-    return one.round.whole
+def _begin(job: Job) -> tuple[dict[str, Sealed], list[Participant]]:
+    """The first round of all nodes, and those of them that know all members."""
+    for _ in range(NODES):
+        job.add()
+    return job.wait(1, NODES), job.of(1, lambda one: one.round.whole)
 
 
 def _next_round(job: Job, first: dict[str, Sealed], left: int) -> None:
@@ -87,11 +91,8 @@ def _next_round(job: Job, first: dict[str, Sealed], left: int) -> None:
 
 def test_members_say_where_they_were_when_nobody_knows_it_any_more(world: World) -> None:
     job = world.job
-    for _ in range(NODES):
-        job.add()
-    first = job.wait(1, NODES)
+    first, keepers = _begin(job)
     other = job.of(1, lambda one: not one.round.whole)[0]
-    keepers = job.of(1, _knows_all)
     assert other._store.apply(Transaction(deletes=tuple(job.groups())))
     job.kill(keepers)
     _next_round(job, first, NODES - len(keepers))
@@ -101,10 +102,7 @@ def test_a_store_that_forgets_is_told_of_the_round_by_who_knows_only_some_of_it(
     world: World,
 ) -> None:
     job = world.job
-    for _ in range(NODES):
-        job.add()
-    first = job.wait(1, NODES)
-    keepers = job.of(1, _knows_all)
+    first, keepers = _begin(job)
     world.stop()
     job.kill(keepers)
     world.come_back()

@@ -16,7 +16,7 @@ import pytest
 from elastic_runtime import __version__
 from elastic_runtime.config import PROTOCOL
 from tests.mistakes.row import Mistake
-from tests.processes import wait_for
+from tests.processes import MARKER, wait_for
 from tests.strangers import unused
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _run(module: str, mistake: Mistake, folder: Path) -> subprocess.CompletedProcess[str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_"))}
-    mark = {k: v for k, v in os.environ.items() if k == "ELASTIC_TEST_MARK"}
+    ours = ("PET_", "ELASTIC_")
+    plain = {k: v for k, v in os.environ.items() if k == MARKER or not k.startswith(ours)}
     return subprocess.run(
         [sys.executable, "-m", module, *shlex.split(mistake.command)],
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**plain, **mark, **mistake.environ},
+        env={**plain, **mistake.environ},
         timeout=100,
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shlex
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.checkpoint.snapshot.peer_reader import PeerConnection
-from elastic_runtime.endpoint import parse_endpoint
 from elastic_runtime.protocol.peer_proof import (
     NONCE,
     SNAPSHOTS,
@@ -26,10 +23,18 @@ from elastic_runtime.protocol.records import JOB, NODES, JobRecord, NodeRecord
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory
 from elastic_runtime.rendezvous.core.membership_events import ALIVE, SILENT
 from elastic_runtime.rendezvous.probe import ask_node, probe_node
-from elastic_runtime.rendezvous.stores.open_store import open_store
-from tests import zygote
 from tests.integration.snapshots.job import Job
-from tests.strangers import GARBAGE, Port, Recorder, listening, says, slow, unused
+from tests.processes import elastic_run
+from tests.strangers import (
+    GARBAGE,
+    Port,
+    Recorder,
+    listening,
+    says,
+    slow,
+    store_of,
+    unused,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +50,7 @@ _DUMPS = ("frame #", "Fatal Python error", "Traceback", "Exception raised", "[W"
 
 def _records(job: Job) -> tuple[JobRecord, list[NodeRecord]]:
     """What whoever may read the store knows."""
-    words = shlex.split(job.event("job.join_command")["command"])
-    endpoint, run = (words[words.index(flag) + 1] for flag in ("--rdzv-endpoint", "--run-id"))
-    with closing(open_store(parse_endpoint(endpoint), run, 10, 10)) as store:
-        store.start("nodes/nobody", lambda event: None)
+    with store_of(job.event("job.join_command")) as store:
         entries = {entry.key: entry.value for entry in store.read("")}
     nodes = [NodeRecord.decode(k, v) for k, v in entries.items() if k.startswith(NODES)]
     return JobRecord.decode(JOB, entries[JOB]), nodes
@@ -127,14 +129,8 @@ def _replay(node: NodeRecord, secret: str, probes: set[Port], snapshots: set[Por
 
 def test_a_node_that_listens_everywhere_says_so_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    command = [sys.executable, "-m", "elastic_runtime", "--log-format", "json"]
-    ran = zygote.run(
-        [*command, "--local-addr", "203.0.113.9", "train.py"],  # as behind a NAT
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    natted = ("--local-addr", "203.0.113.9")
+    ran = elastic_run("--log-format", "json", *natted, "train.py", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if "listening.wide" in line]
     assert "203.0.113.9 is no address of this machine" in json.loads(line)["reason"]

@@ -12,8 +12,6 @@ from tests.model.store import RECONNECT
 from tests.model.world import GARBAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elastic_runtime.rendezvous.policy import Policy
     from tests.model.node import Node
     from tests.model.themes import Theme
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FaultInjector:
-    """What can go wrong in a world, and how it ends.
+    """What can go wrong in a world, and how it ends; themes name the methods, in words.
 
     Args:
         world: the simulation.
@@ -47,7 +45,8 @@ class FaultInjector:
 
     def strike(self, name: str) -> bool:
         """Lets the fault of this name happen; whether it could."""
-        return _FAULTS[name](self)
+        happened: bool = getattr(self, name.replace(" ", "_"))()
+        return happened
 
     def heal(self) -> None:
         """Ends every fault that can end."""
@@ -359,33 +358,3 @@ class FaultInjector:
         self.world.work = 0.05
         self.world.release(self.clock.now + 0.01)
         return True
-
-
-_FAULTS: dict[str, Callable[[FaultInjector], bool]] = {
-    "lose store": FaultInjector.lose_store,
-    "cut for good": FaultInjector.cut_for_good,
-    "hang": FaultInjector.hang,
-    "forget unseen": FaultInjector.forget_unseen,
-    "crash": FaultInjector.crash,
-    "crash all": FaultInjector.crash_all,
-    "lose host": FaultInjector.lose_host,
-    "pause": FaultInjector.pause,
-    "pause all": FaultInjector.pause_all,
-    "cut": FaultInjector.cut,
-    "cut all": FaultInjector.cut_all,
-    "part": FaultInjector.part,
-    "part one": FaultInjector.part_one,
-    "part in two": FaultInjector.part_in_two,
-    "blow": FaultInjector.blow,
-    "participant dies": FaultInjector.participant_dies,
-    "restart store": FaultInjector.restart_store,
-    "amnesia": FaultInjector.amnesia,
-    "worker fails": FaultInjector.worker_fails,
-    "leave": FaultInjector.leave,
-    "join": FaultInjector.join,
-    "intrude": FaultInjector.intrude,
-    "finish soon": FaultInjector.finish_soon,
-    "garble": FaultInjector.garble,
-    "lose parts": FaultInjector.lose_parts,
-    "swap parts": FaultInjector.swap_parts,
-}

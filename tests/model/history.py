@@ -46,36 +46,31 @@ class Entered:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A process is about to make a step, with these samples as its share."""
-
+class _AtAStep:
     at: int
     process: str
     round: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(_AtAStep):
+    """A process is about to make a step, with these samples as its share."""
+
     samples: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(_AtAStep):
     """A process holds the commit of a step, with this digest and tale."""
 
-    at: int
-    process: str
-    round: int
-    step: int
     digest: int
     tale: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Left(_AtAStep):
     """A process no longer trains in a round."""
-
-    at: int
-    process: str
-    round: int
-    step: int
 
 
 Record: TypeAlias = Entered | Begun | Committed | Left
@@ -276,7 +271,7 @@ def _one_at_a_time(rounds: list[_Round], strikes: Sequence[Strike]) -> Iterator[
 
     Who was stopped may wake up in the middle of a step, and commit that one and no other.
     """
-    stopped = {strike.process: strike.at for strike in reversed(strikes) if _stops(strike)}
+    stopped = {one.process: one.at for one in reversed(strikes) if one.kind == "stopped"}
     for number, here in enumerate(rounds):
         newer = min(rounds[number + 1 :], key=lambda other: other.opened, default=None)
         if newer is None:
@@ -422,7 +417,3 @@ def _same_samples(rounds: list[_Round], batch: Callable[[int], Sequence[int]]) -
             whole = step <= done
             if samples != expected if whole else not set(samples) <= set(expected):
                 yield f"step {step} of round {here.number} had samples {samples}, not {expected}"
-
-
-def _stops(strike: Strike) -> bool:
-    return strike.kind == "stopped"

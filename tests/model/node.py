@@ -28,7 +28,6 @@ from elastic_runtime.rendezvous.core.membership_events import (
     Applied,
     Event,
     NewNode,
-    Probed,
     Tick,
 )
 from elastic_runtime.rendezvous.core.reducer import reduce_all
@@ -307,8 +306,3 @@ def answer_of(node: Node | None, uuid: str) -> str:
     if node.paused_at is not None:
         return SILENT
     return ALIVE if node.uuid == uuid else OTHER
-
-
-def probed(node: str, answer: str) -> Probed:
-    """The event."""
-    return Probed(node, answer)

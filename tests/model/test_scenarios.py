@@ -56,6 +56,20 @@ class _Scene:
         assert condition(), f"not within {limit} s"
         return self.clock.now - begun
 
+    def passes(self, seconds: float) -> None:
+        """Nothing is done for so long."""
+        self.clock.run(self.clock.now + seconds, lambda: False)
+
+    def loses(self, node: Node, *, silent: bool = False) -> list[Node]:
+        """A node dies, or falls silent, and another one hears of it; returns the others."""
+        others = [other for other in self.ranked() if other is not node]
+        if silent:
+            node.pause()
+        else:
+            node.crash()
+        others[0].later(0.005, others[0].agent.worker_hears_of_loss, 1)
+        return others
+
     def running(self, number: int) -> int:
         """How many nodes run workers of this round."""
         return sum(len(who) for key, who in self.world.workers.items() if key[0] == number)
@@ -73,10 +87,7 @@ class _Scene:
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_the_death_of_a_node_is_followed_at_once(victim: int) -> None:
     scene = _Scene(3)
-    node = scene.ranked()[victim]
-    others = [other for other in scene.ranked() if other is not node]
-    node.crash()
-    others[0].later(0.005, others[0].agent.worker_hears_of_loss, 1)
+    others = scene.loses(scene.ranked()[victim])
     assert scene.until(lambda: scene.whole(2), 5.0) < SOON
     assert scene.ranked() == others
 
@@ -109,13 +120,9 @@ def test_at_the_minimum_a_replacement_is_let_in(victim: int, how: str) -> None:
     others = [other for other in scene.ranked() if other is not node]
     if how == "leaves":
         node.agent.sigterm()
-    elif how == "dies":
-        node.crash()
     else:
-        node.pause()
-    if how != "leaves":
-        others[0].later(0.005, others[0].agent.worker_hears_of_loss, 1)
-    scene.clock.run(scene.clock.now + 3 * TTL, lambda: False)
+        scene.loses(node, silent=how == "falls silent")
+    scene.passes(3 * TTL)
     assert not scene.running(2)
     scene.world.add()
     scene.until(lambda: scene.running(2) == 3, 5.0)
@@ -125,7 +132,7 @@ def test_at_the_minimum_a_replacement_is_let_in(victim: int, how: str) -> None:
 def test_a_silent_node_is_followed_when_its_lease_ends() -> None:
     scene = _Scene(3)
     node = scene.ranked()[1]
-    scene.clock.run(scene.clock.now + POLICY.settle, lambda: False)
+    scene.passes(POLICY.settle)
     node.pause()
     assert scene.until(lambda: scene.whole(2), 5.0) < TTL + SOON
 
@@ -143,7 +150,7 @@ def test_the_first_round_of_others_waits_for_the_last_call() -> None:
 def test_joiners_are_gathered_then_taken_in() -> None:
     scene = _Scene(2, high=5)
     scene.world.add()
-    scene.clock.run(scene.clock.now + POLICY.timeouts.join_batch / 2, lambda: False)
+    scene.passes(POLICY.timeouts.join_batch / 2)
     scene.world.add()
     assert scene.until(lambda: scene.whole(4), 5.0) < POLICY.timeouts.join_batch + SOON
     assert scene.world.seals == 2
@@ -151,7 +158,7 @@ def test_joiners_are_gathered_then_taken_in() -> None:
 
 def test_a_joiner_that_fills_the_world_is_taken_in_at_once() -> None:
     scene = _Scene(2, high=3)
-    scene.clock.run(scene.clock.now + 1.0, lambda: False)
+    scene.passes(1.0)
     scene.world.add()
     assert scene.until(lambda: scene.whole(3), 5.0) < SOON
 
@@ -159,11 +166,9 @@ def test_a_joiner_that_fills_the_world_is_taken_in_at_once() -> None:
 def test_a_spare_steps_in_at_once() -> None:
     scene = _Scene(3, low=3)
     spare = scene.world.add()
-    scene.clock.run(scene.clock.now + 1.0, lambda: False)
+    scene.passes(1.0)
     assert spare.agent.phase == "waiting"
-    scene.ranked()[0].crash()
-    survivor = scene.world.by_uuid[next(iter(scene.world.rounds))[2][1]]
-    survivor.later(0.005, survivor.agent.worker_hears_of_loss, 1)
+    scene.loses(scene.ranked()[0])
     assert scene.until(lambda: scene.whole(3), 5.0) < SOON
     assert scene.ranked()[2] is spare
 
@@ -172,7 +177,7 @@ def test_a_new_job_after_a_crash_of_all_does_not_wait() -> None:
     scene = _Scene(2)
     for node in scene.nodes:
         node.crash()
-    scene.clock.run(scene.clock.now + 5.0, lambda: False)  # their leases have ended
+    scene.passes(5.0)  # their leases have ended
     for _ in range(2):
         scene.world.add()
     assert scene.until(lambda: scene.whole(2), 5.0) < SOON

@@ -164,18 +164,4 @@ PARTS = Theme(
 )
 THEMES = (MIXED, MIXED, PARTED, TORN, MIXED, ISLANDS, FORGETTING, CHURN, CHURN, ENDING, OUTAGE)
 THEMES += (GONE, HANGING, EMPTIED)
-BY_NAME = {
-    "mixed": MIXED,
-    "islands": ISLANDS,
-    "forgetting": FORGETTING,
-    "churn": CHURN,
-    "ending": ENDING,
-    "outage": OUTAGE,
-    "parted": PARTED,
-    "torn": TORN,
-    "gone": GONE,
-    "hanging": HANGING,
-    "emptied": EMPTIED,
-    "parts": PARTS,
-    "stalled": STALLED,
-}
+BY_NAME = {name.lower(): it for name, it in vars().copy().items() if isinstance(it, Theme)}

@@ -10,9 +10,10 @@ from elastic_runtime.protocol import records
 from elastic_runtime.protocol.records import JobRecord, OutcomeRecord
 from elastic_runtime.protocol.round_records import RoundRecord
 from elastic_runtime.rendezvous.core.formation.reachability import severed_pairs
+from elastic_runtime.rendezvous.core.membership_events import Probed
 from elastic_runtime.rendezvous.core.round_parts import all_members
 from tests.model.clockwork import Clockwork, Violation
-from tests.model.node import PROBE_TIMEOUT, Node, answer_of, probed
+from tests.model.node import PROBE_TIMEOUT, Node, answer_of
 from tests.model.store import SimStore
 from tests.model.trace import brief_round
 
@@ -101,7 +102,7 @@ class World:
         silent = pair in self.partitions or port in self.dark
         answer = "silent" if silent else answer_of(node, uuid)
         delay = PROBE_TIMEOUT if answer == "silent" else self.clock.hop()
-        asker.later(delay, asker.feed, probed(uuid, answer))
+        asker.later(delay, asker.feed, Probed(uuid, answer))
 
     # ------------------------------------------------------------ groups
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tests.chaos.harness import Note
     from tests.partitions.cuts import Cut
 
 
@@ -83,7 +84,7 @@ def longest_stall(made: Iterable[Made], cut: int, until: int) -> float:
     return max(after - before for before, after in pairwise([cut, *steps, until])) / 1e9
 
 
-def repeated_steps(made: Iterable[Made], since: int) -> int:
+def repeated_steps(made: Iterable[Made | Note], since: int) -> int:
     """How many steps were made in two rounds, the later time after a moment."""
     first: dict[int, int] = {}
     again = set()

@@ -6,7 +6,7 @@ import base64
 import json
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.protocol.round_records import RoundRecord
 from tests.chaos.fleet import Fleet
@@ -35,6 +35,21 @@ class Partitioned(Fleet):
 
     network: Network
     spells: list[tuple[set[str], int, int]]  # whom cuts touched, from when to when
+
+    def _settings(
+        self, network: Network, least: int = 1, hang: float = 6.0, options: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """What its cluster is made with.
+
+        Args:
+            network: where it runs; each of its places gets a node.
+            least: fewest nodes that train.
+            hang: ``--hang-timeout``.
+            options: further options of ``elastic-run``.
+        """
+        self.network, self.spells = network, []
+        bounds = least, len(network.places) - 1
+        return {"bounds": bounds, "options": (*_OPTIONS, str(hang), *options)}
 
     def place(self, name: str) -> Sequence[str]:
         """In its namespace."""
@@ -89,30 +104,13 @@ class Partitioned(Fleet):
 
 
 class InPlaceJob(Partitioned, InPlaceCluster):
-    """A job in place.
+    """A job in place."""
 
-    Args:
-        directory: for logs, histories and weights.
-        network: where it runs; each of its places gets a node.
-        least: fewest nodes that train.
-        hang: ``--hang-timeout``.
-        options: further options of ``elastic-run``.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        network: Network,
-        least: int = 1,
-        hang: float = 6.0,
-        options: Sequence[str] = (),
-    ) -> None:
-        self.network, self.spells = network, []
-        bounds = least, len(network.places) - 1
-        own = (*_OPTIONS, str(hang), *options)
+    def __init__(self, directory: Path, network: Network, *args: Any, **settings: Any) -> None:
+        own = self._settings(network, *args, **settings)
         # A cut may find all ranks between optimizer and commit, and nobody has died: there is no
         # checkpoint to fall back to.
-        super().__init__(directory, network, bounds=bounds, options=own, shadow=True)  # type: ignore[arg-type]
+        super().__init__(directory, network, shadow=True, **own)  # type: ignore[arg-type]
 
     @property
     def may_be_forsaken(self) -> int:
@@ -122,10 +120,11 @@ class InPlaceJob(Partitioned, InPlaceCluster):
     def made(self) -> list[Made]:
         """All commits."""
         self.read()
-        worlds = {one.round: one.world for one in self._records if isinstance(one, Entered)}
+        records = self.histories.records
+        worlds = {one.round: one.world for one in records if isinstance(one, Entered)}
         return [
             Made(one.at, one.process, one.round, worlds[one.round], one.step)
-            for one in self._records
+            for one in records
             if isinstance(one, Committed)
         ]
 
@@ -138,8 +137,8 @@ class InPlaceJob(Partitioned, InPlaceCluster):
         """Those whom a round left out while they were cut off: what they alone held is not lost,
         but out of reach, as if they had been stopped."""
         entered = [
-            [one for one in self._rounds[number] if isinstance(one, Entered)]
-            for number in sorted(self._rounds)
+            [one for one in self.histories.rounds[number] if isinstance(one, Entered)]
+            for number in sorted(self.histories.rounds)
         ]
         found = []
         for before, after in pairwise(filter(None, entered)):
@@ -155,27 +154,17 @@ class InPlaceJob(Partitioned, InPlaceCluster):
                 Strike(opened - 1, one.process, "stopped")
                 for one in before
                 if one.process not in inside
-                and self._processes[one.process].mark.rpartition("/")[2] in cut_off
+                and self.histories.processes[one.process].mark.rpartition("/")[2] in cut_off
             ]
         return found
 
 
 class PlainJob(Partitioned, Cluster):
-    """A script that restarts, with a checkpointer. Arguments as for ``InPlaceJob``."""
+    """A script that restarts, with a checkpointer."""
 
-    def __init__(
-        self,
-        directory: Path,
-        network: Network,
-        least: int = 1,
-        hang: float = 6.0,
-        options: Sequence[str] = (),
-    ) -> None:
-        self.network, self.spells = network, []
-        bounds = least, len(network.places) - 1
-        own = (*_OPTIONS, str(hang), *options)
-        endpoint = f"etcd://{network.endpoint}"
-        super().__init__(directory, endpoint, _ENDLESS, bounds, own, seconds=0.02)
+    def __init__(self, directory: Path, network: Network, *args: Any, **settings: Any) -> None:
+        own = self._settings(network, *args, **settings)
+        super().__init__(directory, f"etcd://{network.endpoint}", _ENDLESS, seconds=0.02, **own)
 
     def made(self) -> list[Made]:
         """All notes."""

@@ -18,7 +18,6 @@ import pytest
 
 from elastic_runtime.system.tcp_keepalive import ENV_PEER_TIMEOUT
 from tests import processes
-from tests.partitions import network
 from tests.partitions.cuts import both
 from tests.partitions.network import Network
 
@@ -61,9 +60,7 @@ _SCRIPT = """
 
 
 @pytest.fixture
-def net() -> Iterator[Network]:
-    if reason := network.why_not():
-        pytest.skip(reason)
+def net(needs_networks: None) -> Iterator[Network]:
     with Network(["n0", "n1"], store=False) as made:
         yield made
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import processes
-from tests.partitions import network
 from tests.partitions.cuts import both
-from tests.partitions.network import HUB, How, Network, Way
+from tests.partitions.network import HUB, How, Network, Way, why_not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +21,7 @@ pytestmark = pytest.mark.partitions
 
 
 @pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    if reason := network.why_not():
-        pytest.skip(reason)
+def net(needs_networks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     with Network(["n0", "n1"], tmp_path_factory.mktemp("network")) as made:
         yield made
 
@@ -102,7 +99,7 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(net: Network) -> None
     inside = subprocess.run(["ip", "netns", "pids", left], capture_output=True, text=True).stdout
     assert inside
 
-    assert not network.why_not()  # makes one
+    assert not why_not()  # makes one
     assert not Path("/run/netns", left).exists()
     assert not Path("/etc/netns", left).exists()
     assert {processes.state(int(pid)) for pid in inside.split()} <= {"", "Z"}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.partitions import network
 from tests.partitions.cuts import Cut, Kind, drawn
 from tests.partitions.job import InPlaceJob, PlainJob
 from tests.partitions.network import How, Network
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.partitions.figures import Figures
 
-pytestmark = pytest.mark.partitions
+pytestmark = [pytest.mark.partitions, pytest.mark.usefixtures("needs_networks")]
 
 _COUNT = int(os.environ.get("ELASTIC_PARTITIONS_CUTS", len(Kind)))
 _NODES = int(os.environ.get("ELASTIC_PARTITIONS_NODES", "3"))
@@ -33,12 +32,6 @@ _SECONDS = [float(s) for s in os.environ.get("ELASTIC_PARTITIONS_SECONDS", "3,6"
 # Short, so that short cuts are noticed: a hang in seconds, a silent node after its lease.
 _HANG = 2.0
 _LEASE = ("--lease-ttl", "1")
-
-
-@pytest.fixture(autouse=True)
-def _possible() -> None:
-    if reason := network.why_not():
-        pytest.skip(reason)
 
 
 def _costs_nothing(figures: Figures) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.partitions import network
 from tests.partitions.cuts import Cut, Kind
 from tests.partitions.job import InPlaceJob
 from tests.partitions.network import Network
@@ -14,13 +13,7 @@ from tests.partitions.network import Network
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.partitions
-
-
-@pytest.fixture(autouse=True)
-def _possible() -> None:
-    if reason := network.why_not():
-        pytest.skip(reason)
+pytestmark = [pytest.mark.partitions, pytest.mark.usefixtures("needs_networks")]
 
 
 def test_others_go_on_without_a_node_that_is_cut_off_and_take_it_back(tmp_path: Path) -> None:

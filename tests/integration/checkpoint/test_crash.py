@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.checkpoint.storage.storage_contract import PROBE_FILE
 from elastic_runtime.errors import CheckpointError
 from tests.faults import Fault, FaultyFiles
-from tests.processes import MARKER, end, marked, wait_for
+from tests.processes import Launcher, end, marked, wait_for
 from tests.ranks import entries_of, run_ranks, values
 
 OLD = 2  # the steps that an earlier life of the job has saved are 1 and 2
@@ -161,11 +159,8 @@ def test_no_write_of_a_save_goes_unseen(copies: Any) -> None:
     assert written == size
     files = ["term-2", "rank-0.distcp", ".metadata", "MANIFEST.json.partial"]
     for file in files:
-        assert [p.split()[0] for p in story if p.endswith(f" {file}")][:3] == [
-            "open",
-            "pwritev",
-            "fsync",
-        ]
+        calls = [point.split()[0] for point in story if point.endswith(f" {file}")]
+        assert calls[:3] == ["open", "pwritev", "fsync"]
     assert story.index("fsync MANIFEST.json.partial") < story.index("rename MANIFEST.json.partial")
     after = story[story.index("rename MANIFEST.json.partial") + 1 :]
     assert after[:2] == ["fsync step-3.term-2", f"fsync {after[1].split()[1]}"]
@@ -329,14 +324,13 @@ else:
 """
 
 
-def launch(tmp_path: Path, run_id: str, *arguments: object, mark: str) -> subprocess.Popen[str]:
+def launch(start: Launcher, path: Path, run_id: str, *arguments: object) -> subprocess.Popen[str]:
     """Two workers and their agent."""
-    script = tmp_path / "job.py"
+    script = path.with_name("job.py")
     script.write_text(_JOB)
-    command = [sys.executable, "-m", "elastic_runtime.cli.run.elastic_run", "--nproc-per-node", "2"]
-    return subprocess.Popen(
-        [*command, "--run-id", run_id, str(script), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.getcwd(), MARKER: mark},
+    return start(
+        *("--nproc-per-node", 2, "--run-id", run_id, script, path, *arguments),
+        environ={"PYTHONPATH": os.getcwd()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -356,18 +350,15 @@ def launch(tmp_path: Path, run_id: str, *arguments: object, mark: str) -> subpro
 def test_an_agent_or_a_node_that_dies_during_a_save(
     copies: Any, old: Path, tmp_path: Path, whole_node: bool, victim: int, point: str, found: int
 ) -> None:
-    path, release, mark = copies(), tmp_path / "go", f"crash-{secrets.token_hex(4)}"
-    agent = launch(tmp_path, "one", path, point, victim, release, mark=mark)
-    try:
+    path, release = copies(), tmp_path / "go"
+    with Launcher(tmp_path) as start:
+        agent = launch(start, path, "one", point, victim, release)
         wait_for(Path(f"{release}.held").exists, 60, f"rank {victim} at {point}")
         if whole_node:
-            end(mark)
+            end(start.mark)
         else:
             agent.kill()
-            wait_for(lambda: not marked(mark), 30, "the end of the workers")
-    finally:
-        end(mark)
-        agent.communicate()
+            wait_for(lambda: not marked(start.mark), 30, "the end of the workers")
     # The store is empty, the run id another one, and the directory is the old one.
     assert check(path, old) == found
 
@@ -375,13 +366,10 @@ def test_an_agent_or_a_node_that_dies_during_a_save(
 def test_a_job_that_is_started_again_under_another_name_goes_on(
     copies: Any, tmp_path: Path
 ) -> None:
-    path, mark = copies(), f"crash-{secrets.token_hex(4)}"
+    path = copies()
     for run_id, step in (("one", OLD), ("two", NEW)):
-        agent = launch(tmp_path, run_id, path, "none", 0, "-", mark=mark)
-        try:
-            shown, _ = agent.communicate(timeout=60)
-        finally:
-            end(mark)
+        with Launcher(tmp_path) as start:
+            shown, _ = launch(start, path, run_id, "none", 0, "-").communicate(timeout=60)
         assert shown.count(f"resumed {step}") == 2, shown
     assert entries_of(path) == ["step-3.term-2", "step-4.term-3", "term-3"]
     holder = json.loads((path / "term-3").read_text())
@@ -406,26 +394,3 @@ def test_what_was_damaged_does_not_count_among_those_to_keep(copies: Any) -> Non
     aside, *rest = entries_of(path)
     assert aside == "aside.step-2.term-1"
     assert rest == ["step-1.term-1", "step-2.term-1", "step-2.term-2", "term-2"]
-
-
-def deleted_while_read(path: Path) -> tuple[int, list[str]]:
-    """The newest checkpoint disappears between the choice of it and its first file."""
-    entries = state()
-    ckpt = Checkpointer(path, entries)
-    read_manifest = ckpt._storage.read_manifest
-
-    def read_and_delete(which: Any) -> Any:
-        manifest = read_manifest(which)
-        if which.step == OLD:
-            shutil.rmtree(path / which.name)
-        return manifest
-
-    ckpt._storage.read_manifest = read_and_delete  # type: ignore[method-assign]
-    step = ckpt.resume()
-    assert trained(entries) == {step}
-    return step, entries_of(path)
-
-
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_passed_over(copies: Any) -> None:
-    path = copies()
-    assert values(run_ranks(1, deleted_while_read, path)) == [(1, ["step-1.term-1", "term-1"])]

@@ -139,74 +139,48 @@ def test_metadata_with_an_object_of_an_absurd_number(tmp_path: Path, put: bytes)
     refused(tmp_path, {"best": 0}, "it speaks of more objects than it can have")
 
 
-def _point_elsewhere(metadata: Any) -> None:
-    for item in metadata.storage_data.values():
-        item.relative_path = "../../secret"
+def _all(things: Callable[[Any], Any], **fields: Any) -> Callable[[Any], None]:
+    """A change of the metadata: these fields of all things of a kind."""
+
+    def change(metadata: Any) -> None:
+        for thing in things(metadata):
+            for name, value in fields.items():
+                setattr(thing, name, value)
+
+    return change
 
 
-def _point_behind(metadata: Any) -> None:
-    for item in metadata.storage_data.values():
-        item.offset = HUGE
+def _items(metadata: Any) -> Any:
+    return metadata.storage_data.values()
 
 
-def _negative(metadata: Any) -> None:
-    for item in metadata.storage_data.values():
-        item.offset = -1
+def _tensors(metadata: Any) -> Any:
+    return metadata.state_dict_metadata.values()
 
 
-def _longer(metadata: Any) -> None:
-    for item in metadata.storage_data.values():
-        item.length = HUGE
+def _properties(metadata: Any) -> Any:
+    return [tensor.properties for tensor in _tensors(metadata)]
 
 
-def _larger(metadata: Any) -> None:
-    for tensor in metadata.state_dict_metadata.values():
-        tensor.size = torch.Size([HUGE])
-        tensor.chunks = [ChunkStorageMetadata(torch.Size([0]), tensor.size)]
-
-
-def _larger_without_content(metadata: Any) -> None:
-    for tensor in metadata.state_dict_metadata.values():
-        tensor.size = torch.Size([HUGE])
-
-
-def _wider(metadata: Any) -> None:
-    for tensor in metadata.state_dict_metadata.values():
-        tensor.properties.dtype = torch.complex128
-
-
-def _outside(metadata: Any) -> None:
-    for tensor in metadata.state_dict_metadata.values():
-        tensor.size = torch.Size([1, tensor.size.numel()])
-
-
-def _no_size(metadata: Any) -> None:
-    for tensor in metadata.state_dict_metadata.values():
-        tensor.size = "large"
-
-
-def _nothing(metadata: Any) -> None:
-    metadata.storage_data = None
-
-
-def _no_place(metadata: Any) -> None:
-    metadata.storage_data = {}
+_EMPTY = torch.Size([0])
+_LARGE = torch.Size([HUGE])
+_LARGER = _all(_tensors, size=_LARGE, chunks=[ChunkStorageMetadata(_EMPTY, _LARGE)])
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        _point_elsewhere,
-        _point_behind,
-        _negative,
-        _longer,
-        _larger,
-        _larger_without_content,
-        _wider,
-        _outside,
-        _no_size,
-        _nothing,
-        _no_place,
+        _all(_items, relative_path="../../secret"),
+        _all(_items, offset=HUGE),
+        _all(_items, offset=-1),
+        _all(_items, length=HUGE),
+        _LARGER,
+        _all(_tensors, size=_LARGE),  # without content
+        _all(_properties, dtype=torch.complex128),
+        _all(_tensors, size=torch.Size([1, 1000])),
+        _all(_tensors, size="large"),
+        _all(lambda metadata: [metadata], storage_data=None),
+        _all(lambda metadata: [metadata], storage_data={}),
     ],
 )
 def test_metadata_that_does_not_describe_the_files(
@@ -221,12 +195,8 @@ def test_metadata_that_does_not_describe_the_files(
 def test_a_manifest_that_speaks_of_more_than_there_is(tmp_path: Path) -> None:
     path = saved(tmp_path, {"noise": torch.ones(1000)})
 
-    def grow(metadata: Any) -> None:
-        _larger(metadata)
-        for item in metadata.storage_data.values():
-            item.length = 8 * HUGE
-
-    change_metadata(path, grow)
+    change_metadata(path, _LARGER)
+    change_metadata(path, _all(_items, length=8 * HUGE))
     part = Part(0, 8 * HUGE, 0, 0)
     seal(path, FileRecord("rank-0.distcp", 8 * HUGE, 0, (part,)))
     refused(tmp_path, {"noise": torch.ones(1000)}, f"bytes instead of {8 * HUGE}")

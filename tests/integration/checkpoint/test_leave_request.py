@@ -7,9 +7,8 @@ import queue
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
-
-import pytest
 
 from elastic_runtime.agent.workers.worker_channel import Channel
 from elastic_runtime.protocol.messages import (
@@ -48,73 +47,59 @@ while True:
 """
 
 
-def start(path: Path, world: int, **environ: str) -> list[subprocess.Popen[str]]:
-    found = []
-    for rank in range(world):
-        progress = path / f"progress-{rank}"
-        ProgressFile(str(progress), create=True).close()
-        own = {"RANK": str(rank), "WORLD_SIZE": str(world), ENV_PROGRESS: str(progress)}
-        found.append(
-            subprocess.Popen(
+@contextmanager
+def ranks(path: Path, **environ: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two ranks that make steps."""
+    with ExitStack() as stack:
+        found = []
+        for rank in range(2):
+            progress = path / f"progress-{rank}"
+            ProgressFile(str(progress), create=True).close()
+            own = {"RANK": str(rank), "WORLD_SIZE": "2", ENV_PROGRESS: str(progress)}
+            worker = subprocess.Popen(
                 [sys.executable, "-c", _SCRIPT, str(path)],
                 env={**os.environ, "PYTHONPATH": os.getcwd(), **own, **environ},
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        )
-    return found
+            stack.enter_context(worker)
+            stack.callback(worker.kill)
+            found.append(worker)
+        for worker in found:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        yield found
 
 
-@pytest.fixture
-def workers() -> Iterator[list[subprocess.Popen[str]]]:
-    found: list[subprocess.Popen[str]] = []
-    yield found
-    for worker in found:
-        worker.kill()
-        worker.wait()
-        assert worker.stdout is not None
-        worker.stdout.close()
+def check_saved(path: Path) -> None:
+    """All ranks have made the step that is saved, and nothing else is."""
+    steps = []
+    for rank in range(2):
+        with closing(ProgressFile(str(path / f"progress-{rank}"))) as progress:
+            steps.append(progress.read()[0])
+    assert steps[0] == steps[1] > 0
+    assert entries_of(path / "runs") == [f"step-{steps[0]}.term-1", "term-1"]
 
 
-def ready(workers: list[subprocess.Popen[str]]) -> None:
-    for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-
-
-def steps(path: Path, world: int) -> list[int]:
-    found = []
-    for rank in range(world):
-        progress = ProgressFile(str(path / f"progress-{rank}"))
-        found.append(progress.read()[0])
-        progress.close()
-    return found
-
-
-def test_a_leave_request_of_the_agent(tmp_path: Path, workers: list[subprocess.Popen[str]]) -> None:
+def test_a_leave_request_of_the_agent(tmp_path: Path) -> None:
     heard: queue.Queue[Message] = queue.Queue()
     channel = Channel(str(tmp_path / "agent.sock"), lambda _life, m: heard.put(m))
-    try:
-        workers += start(tmp_path, 2, **{ENV_CHANNEL: channel.path, ENV_ROUND: "4"})
-        ready(workers)
-        hellos = [heard.get(timeout=DEADLINE) for _ in workers]
-        assert all(isinstance(m, Hello) and m.drains and m.round == 4 for m in hellos)
+    with (
+        closing(channel),
+        ranks(tmp_path, **{ENV_CHANNEL: channel.path, ENV_ROUND: "4"}) as workers,
+    ):
+        hellos: list[Hello] = []
+        while len(hellos) < len(workers):
+            if isinstance(message := heard.get(timeout=DEADLINE), Hello):
+                hellos.append(message)
+        assert all(message.drains and message.round == 4 for message in hellos)
         assert channel.tell([0], Leave(round=4, reason="a node joins")) == 2
         assert [worker.wait(DEADLINE) for worker in workers] == [EXIT_WORKER_LEFT] * 2
-    finally:
-        channel.close()
-    last = steps(tmp_path, 2)
-    assert last[0] == last[1] > 0
-    assert entries_of(tmp_path / "runs") == [f"step-{last[0]}.term-1", "term-1"]
+    check_saved(tmp_path)
 
 
-def test_a_sigterm_to_one_rank_without_an_agent(
-    tmp_path: Path, workers: list[subprocess.Popen[str]]
-) -> None:
-    workers += start(tmp_path, 2)
-    ready(workers)
-    workers[1].send_signal(signal.SIGTERM)
-    assert [worker.wait(DEADLINE) for worker in workers] == [128 + signal.SIGTERM] * 2
-    last = steps(tmp_path, 2)
-    assert last[0] == last[1]
-    assert entries_of(tmp_path / "runs") == [f"step-{last[0]}.term-1", "term-1"]
+def test_a_sigterm_to_one_rank_without_an_agent(tmp_path: Path) -> None:
+    with ranks(tmp_path) as workers:
+        workers[1].send_signal(signal.SIGTERM)
+        assert [worker.wait(DEADLINE) for worker in workers] == [128 + signal.SIGTERM] * 2
+    check_saved(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import resource
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,59 +21,6 @@ from tests.ranks import entries_of, run_ranks, saves, values
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def job() -> tuple[nn.Module, torch.optim.Optimizer, dict[str, Any]]:
-    """What a script builds: the parameters have odd shapes and differ before they are loaded."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    torch.manual_seed(rank + 1)
-    model: nn.Module = nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 3))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    wrapped = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
-    return wrapped, optimizer, {"model": wrapped, "optim": optimizer, "best": 0.0}
-
-
-def fingerprint(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[float]:
-    flat = []
-    for parameter in model.parameters():
-        flat.append(parameter.detach().flatten())
-        flat += [v.flatten() for _, v in sorted(optimizer.state[parameter].items())]
-    return torch.cat(flat).tolist()
-
-
-def train(path: Path, steps: int) -> tuple[int, list[float], list[float], float]:
-    """Resumes, trains on the same data in any world, and saves.
-
-    Returns:
-        The step resumed at, the state then and at the end, and a plain value as resumed.
-    """
-    model, optimizer, entries = job()
-    ckpt = Checkpointer(path, entries)
-    resumed = ckpt.resume()
-    before, best = fingerprint(optimizer, model), entries["best"]
-    inputs = torch.randn(8, 7, generator=torch.Generator().manual_seed(3))
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        optimizer.step()
-        ckpt.step()
-    entries["best"] = best + 1
-    ckpt.save()
-    ckpt.close()
-    return resumed, before, fingerprint(optimizer, model), best
-
-
-def test_any_world_goes_on_where_any_other_stopped(tmp_path: Path) -> None:
-    last: list[float] | None = None
-    for life, world in enumerate((4, 2, 3, 1, 2)):
-        found = values(run_ranks(world, train, tmp_path, 2))
-        assert all(part == found[0] for part in found), "the ranks differ"
-        resumed, before, after, best = found[0]
-        assert (resumed, best) == (2 * life, life)
-        if last is not None:
-            assert before == last
-        last = after
-    assert saves(tmp_path)[-1] == "step-8.term-4"
 
 
 def shards(path: Path) -> None:
@@ -157,27 +104,6 @@ def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
     assert saves(tmp_path) == ["step-1.term-1"]
 
 
-def no_space(path: Path, limit: int) -> None:
-    model = nn.Linear(200, 200)
-    ckpt = Checkpointer(path, {"model": model}, every=1, sync=True, on_save_error="raise")
-    ckpt.resume()
-    ckpt.step()
-    if dist.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    ckpt.step()
-
-
-def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
-    outcomes = run_ranks(2, no_space, tmp_path, 100)
-    assert {outcome.error for outcome in outcomes} == {"CheckpointFailed"}
-    assert len({outcome.text for outcome in outcomes}) == 1
-    path = tmp_path / "step-2.term-1" / "rank-1.distcp"
-    assert outcomes[0].text == (
-        f"cannot save to {path}: File too large; raise the limit on file sizes (ulimit -f)"
-    )
-    assert saves(tmp_path) == ["step-1.term-1"]
-
-
 def fail_beside(path: Path) -> tuple[int, str, int]:
     """A save that fails on one rank while all train on; each rank's steps take another time."""
     model = nn.ParameterList([torch.zeros(500, 500) for _ in range(2)])
@@ -207,7 +133,7 @@ def test_a_save_that_fails_beside_training_is_heard_at_the_same_step(tmp_path: P
     first, second = values(run_ranks(2, fail_beside, tmp_path))
     assert first == second
     step, text, held = first
-    assert "rank-1.distcp: File too large" in text
+    assert "rank-1.distcp: File too large; raise the limit on file sizes (ulimit -f)" in text
     assert 20 < step <= 40
     assert held == step
     assert saves(tmp_path) == ["step-0.term-1", f"step-{step}.term-2"]
@@ -241,25 +167,6 @@ def test_a_disk_without_space_is_found_before_the_first_step(tmp_path: Path) -> 
     assert outcome.error == "CheckpointFailed"
     assert outcome.text.startswith(f"cannot save checkpoints in {tmp_path}: File too large")
     assert entries_of(tmp_path) == []
-
-
-def resume_value(path: Path) -> tuple[int, int]:
-    entries = {"a": 0}
-    ckpt = Checkpointer(path, entries)
-    return ckpt.resume(), entries["a"]
-
-
-def test_damage_that_one_rank_finds_is_everyones_reason_to_fall_back(tmp_path: Path) -> None:
-    entries = {"a": 0}
-    ckpt = Checkpointer(tmp_path, entries)
-    for value in (1, 2):
-        ckpt.steps = entries["a"] = value
-        ckpt.save(sync=True)
-    shard = tmp_path / "step-2.term-1" / "rank-0.distcp"
-    data = bytearray(shard.read_bytes())
-    data[100] ^= 4
-    shard.write_bytes(data)
-    assert values(run_ranks(3, resume_value, tmp_path)) == [(1, 1)] * 3
 
 
 def disagree_again(path: Path) -> list[str]:

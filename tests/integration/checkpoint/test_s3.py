@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,9 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.manifest import CheckpointId
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.remote_storage import RemoteStorage
+from elastic_runtime.cli.ctl.elasticctl import main as elasticctl
 from elastic_runtime.errors import CheckpointError, DamagedCheckpoint
-from tests.processes import PROGRAM_TIMEOUT
+from tests.processes import Launcher
 from tests.ranks import run_ranks, values
 from tests.s3_server import client_environ, s3_server
 from tests.small_checkpoints import FILE, HOLDER, put
@@ -157,46 +157,34 @@ print("saved step", Checkpointer(sys.argv[1], {"model": torch.nn.Linear(1, 1)}).
 def test_a_job_waits_for_a_store_that_comes_late_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SAVES)
     port, url = unused(), "s3://late/run"
-    job = subprocess.Popen(
-        [sys.executable, "-m", "elastic_runtime", "--log-format", "json", "train.py", url],
-        cwd=tmp_path,
-        env={**os.environ, **client_environ(f"http://127.0.0.1:{port}")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert job.stdout is not None
+    environ = client_environ(f"http://127.0.0.1:{port}")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Launcher(tmp_path) as launch:
+        job = launch("--log-format", "json", "train.py", url, environ=environ, text=True, **pipes)
         assert job.stderr is not None
         line = next(line for line in job.stderr if "checkpoint.unreachable" in line)
         assert json.loads(line)["path"] == url
         with s3_server(port, ["late"]):
             said, events = job.communicate(timeout=100)
-    finally:
-        job.kill()
-        job.wait()
     assert job.returncode == 0, events
     assert "saved step 1" in said
 
 
-def ctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elastic_runtime.cli.ctl.elasticctl", "checkpoint", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT)
-
-
-def test_elasticctl_looks_into_a_bucket(url: str, s3: s3fs.S3FileSystem) -> None:
+def test_elasticctl_looks_into_a_bucket(
+    url: str, s3: s3fs.S3FileSystem, capsys: pytest.CaptureFixture[str]
+) -> None:
     storage = open_storage(url)
     assert isinstance(storage, RemoteStorage)
     for step in (10, 20, 30):
         put(storage, step)
     s3.pipe_file(f"{url}/step-30.term-1/{FILE}", b"state 0f 30")
-    found = ctl("verify", url, "--format", "json")
-    report: dict[str, Any] = json.loads(found.stdout)
-    assert (found.returncode, report["resume"]) == (1, {"step": 20, "term": 1})
+    assert elasticctl(["checkpoint", "verify", url, "--format", "json"]) == 1
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["resume"] == {"step": 20, "term": 1}
     assert f"{url}/step-30.term-1/{FILE}" in report["checkpoints"][0]["problem"]
-    assert ctl("prune", url, "--keep", "1").returncode == 0
+    assert elasticctl(["checkpoint", "prune", url, "--keep", "1"]) == 0
     assert sorted(storage.names()) == ["step-20.term-1", "step-30.term-1"]
-    nothing = ctl("list", "s3://nobody-made-this/run")
-    assert nothing.returncode == 2 and "no bucket 'nobody-made-this'" in nothing.stderr
-    empty = ctl("list", f"{url}-of-another-run")
-    assert empty.returncode == 2 and "there is nothing in s3://" in empty.stderr
+    assert elasticctl(["checkpoint", "list", "s3://nobody-made-this/run"]) == 2
+    assert "no bucket 'nobody-made-this'" in capsys.readouterr().err
+    assert elasticctl(["checkpoint", "list", f"{url}-of-another-run"]) == 2
+    assert "there is nothing in s3://" in capsys.readouterr().err

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +21,7 @@ import elastic_runtime
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
 from elastic_runtime.checkpoint.load.load_run import LoadRun
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.peers import GlooGroups
 from tests.checkpoints import with_outline
@@ -27,6 +31,8 @@ from tests.ranks import entries_of, kill_self, run_ranks, values
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 
 DDP, FSDP = False, True
 
@@ -74,21 +80,12 @@ def life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 and not sharded else model
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
     rng, seen = torch.Generator().manual_seed(rank), PerRank([])
-    entries: dict[str, Any] = {
-        "model": wrapped,
-        "optim": optimizer,
-        "best": 0,
-        "rng": rng,
-        "seen": seen,
-    }
+    entries: dict[str, Any] = {"model": wrapped, "optim": optimizer, "best": 0}
+    entries |= {"rng": rng, "seen": seen}
     ckpt = Checkpointer(path, entries)
     found: dict[str, Any] = {"step": ckpt.resume(), "best": entries["best"], "seen": seen.value}
     found["drawn"] = torch.rand(1, generator=rng).item()
-    found["state"] = [
-        whole(tensor)
-        for parameter in model.parameters()
-        for tensor in (parameter, *[v for _, v in sorted(optimizer.state[parameter].items())])
-    ] + [whole(buffer) for buffer in model.buffers()]
+    found["state"] = state_of(model, optimizer)
     for _ in range(steps):
         optimizer.zero_grad()
         wrapped(torch.ones(4, 5)).square().mean().backward()
@@ -98,7 +95,16 @@ def life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
     entries["best"] += 1
     ckpt.save(sync=True)
     ckpt.close()
-    return found
+    return {**found, "left": state_of(model, optimizer)}
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[Any]]:
+    """All numbers of a parameter, of what its optimizer keeps, and so on; then the buffers."""
+    return [
+        whole(tensor)
+        for parameter in model.parameters()
+        for tensor in (parameter, *[v for _, v in sorted(optimizer.state[parameter].items())])
+    ] + [whole(buffer) for buffer in model.buffers()]
 
 
 def outlined_life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
@@ -107,29 +113,60 @@ def outlined_life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
         return life(path, sharded, steps)
 
 
-WAYS = [
-    ([(DDP, 3), (DDP, 2), (FSDP, 3), (FSDP, 2), (DDP, 1)], life),
-    ([(FSDP, 8), (FSDP, 3), (DDP, 1), (DDP, 8), (FSDP, 1)], outlined_life),
-]
+SHORT_WAY = [(DDP, 3), (DDP, 2), (FSDP, 3), (FSDP, 2), (DDP, 1)]
+LONG_WAY = [(FSDP, 8), (FSDP, 3), (DDP, 1), (DDP, 8), (FSDP, 1)]
+GOLDEN = pytest.mark.golden("sharded checkpoints go to any world")
 
 
-@pytest.mark.parametrize(("way", "live"), WAYS)
+@pytest.mark.parametrize(
+    ("way", "live"), [pytest.param(SHORT_WAY, life, marks=GOLDEN), (LONG_WAY, outlined_life)]
+)
 def test_from_world_to_world(
     tmp_path: Path, way: list[tuple[bool, int]], live: Callable[..., Any]
 ) -> None:
-    reference = tmp_path / "alone"
+    reference, left = tmp_path / "alone", None
     for lifetime, (sharded, world) in enumerate(way):
         found = values(run_ranks(world, live, tmp_path / "many", sharded, 2))
         (expected,) = values(run_ranks(1, life, reference, DDP, 2))
         for each in found:
             assert (each["step"], each["best"]) == (2 * lifetime, lifetime)
             assert each["state"] == found[0]["state"], "the ranks differ"
+            assert each["state"] == left or lifetime == 0, "it is not what was saved"
+        left = found[0]["left"]
         if lifetime == 0:
             continue  # every world begins with parameters of its own
         assert len(found[0]["state"]) == len(expected["state"]) == 4 * 5 + 6
         assert found[0]["state"][-6:] == expected["state"][-6:], "buffers count steps, not ranks"
         assert len({each["drawn"] for each in found}) == world
         assert all(each["seen"] == [] for each in found), "of ranks that are no more"
+
+
+def read_by_dcp(path: Path) -> dict[str, list[Any]]:
+    """All tensors of a checkpoint as plain DCP finds them, without any code of ours."""
+    reader = dcp.FileSystemReader(path)
+    told = reader.read_metadata().state_dict_metadata
+    tensors = {
+        key: torch.zeros(about.size, dtype=about.properties.dtype)
+        for key, about in told.items()
+        if isinstance(about, TensorStorageMetadata)
+    }
+    planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+    dcp.load(tensors, storage_reader=reader, planner=planner)
+    return {key: tensor.flatten().tolist() for key, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("sharded", [DDP, FSDP])
+def test_plain_dcp_reads_what_four_ranks_have_written(tmp_path: Path, sharded: bool) -> None:
+    left = values(run_ranks(4, life, tmp_path, sharded, 2))[0]["left"]
+    (found,) = values(run_ranks(1, read_by_dcp, tmp_path / "step-2.term-1"))
+    parts = ("", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
+    parameters = ("scale", "wide.weight", "wide.bias", "narrow.weight")
+    keys = [
+        f"optim.state.model.{name}.{part}" if part else f"model.{name}"
+        for name in parameters
+        for part in parts
+    ]
+    assert [found[key] for key in keys] == left[: len(keys)]
 
 
 def test_in_the_same_world_each_rank_has_its_own_again(tmp_path: Path) -> None:
@@ -194,18 +231,32 @@ def save_steps(path: Path, *steps: int) -> None:
     ckpt.close()
 
 
+def save_outlined(path: Path, *steps: int) -> None:
+    """The same, as if they had many parts."""
+    with with_outline():
+        save_steps(path, *steps)
+
+
 def resumed(path: Path) -> tuple[int, float]:
     model = nn.Linear(50, 50)
     ckpt = Checkpointer(path, {"model": model, "step": 0, "rng": torch.Generator()})
     return ckpt.resume(), model.weight[0, 0].item()
 
 
-@pytest.mark.golden("damage is found, and the older one taken")
-def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(tmp_path: Path) -> None:
-    values(run_ranks(2, save_steps, tmp_path, 1, 2))
+DAMAGE = pytest.mark.golden("damage is found, and the older one taken")
+
+
+@pytest.mark.parametrize(
+    ("save", "beside"),
+    [pytest.param(save_steps, [], marks=DAMAGE), (save_outlined, [".outline"])],
+)
+def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(
+    tmp_path: Path, save: Callable[..., None], beside: list[str]
+) -> None:
+    values(run_ranks(2, save, tmp_path, 1, 2))
     checkpoint = tmp_path / "step-2.term-1"
     names = entries_of(checkpoint)
-    assert names == [".metadata", "MANIFEST.json", "rank-0.distcp", "rank-1.distcp"]
+    assert names == [".metadata", *beside, "MANIFEST.json", "rank-0.distcp", "rank-1.distcp"]
     assert resumed(tmp_path) == (2, 2.0)
     for name in names:
         path = checkpoint / name
@@ -216,41 +267,23 @@ def test_a_flipped_bit_in_any_file_makes_all_ranks_take_the_older_one(tmp_path: 
             damaged = bytearray(content)
             damaged[place] ^= 1 << place % 8
             path.write_bytes(damaged)
-            assert resumed(tmp_path) == (1, 1.0), f"byte {place} of {name}"
+            # Nobody needs what DCP is told where there is an outline.
+            harmless = bool(beside) and name == ".metadata"
+            found = (2, 2.0) if harmless else (1, 1.0)
+            assert resumed(tmp_path) == found, f"byte {place} of {name}"
         path.write_bytes(content[:-2])
         assert resumed(tmp_path) == (1, 1.0), f"{name} cut off"
         path.unlink()
         if name != "MANIFEST.json":  # without it there is no checkpoint
             assert resumed(tmp_path) == (1, 1.0), f"no {name}"
         path.write_bytes(content)
-    (path := checkpoint / "rank-1.distcp").write_bytes(b"")
-    assert values(run_ranks(3, resumed, tmp_path)) == [(1, 1.0)] * 3
-    assert path.exists()
-
-
-def save_outlined(path: Path, *steps: int) -> None:
-    with with_outline():
-        save_steps(path, *steps)
-
-
-def test_damage_to_what_describes_many_parts_makes_all_ranks_take_the_older_one(
-    tmp_path: Path,
-) -> None:
-    values(run_ranks(2, save_outlined, tmp_path, 1, 2))
-    checkpoint = tmp_path / "step-2.term-1"
-    names = [".metadata", ".outline", "MANIFEST.json", "rank-0.distcp", "rank-1.distcp"]
-    assert entries_of(checkpoint) == names
     assert values(run_ranks(3, resumed, tmp_path)) == [(2, 2.0)] * 3
-    for name in (".outline", "rank-1.distcp"):
-        content = (checkpoint / name).read_bytes()
-        damaged = bytearray(content)
-        damaged[len(content) // 2] ^= 1
-        (checkpoint / name).write_bytes(damaged)
-        assert values(run_ranks(2, resumed, tmp_path)) == [(1, 1.0)] * 2
-        (checkpoint / name).write_bytes(content)
-    # Nobody needs what DCP is told, but where it is missing or short, more may be.
-    (checkpoint / ".metadata").unlink()
-    assert resumed(tmp_path) == (1, 1.0)
+    for path in [checkpoint / name for name in ("rank-1.distcp", *beside)]:
+        content = path.read_bytes()
+        path.write_bytes(b"")
+        assert values(run_ranks(3, resumed, tmp_path)) == [(1, 1.0)] * 3
+        assert path.exists()
+        path.write_bytes(content)
 
 
 def test_a_checkpoint_of_a_newer_version_stops_the_job(tmp_path: Path) -> None:
@@ -263,36 +296,26 @@ def test_a_checkpoint_of_a_newer_version_stops_the_job(tmp_path: Path) -> None:
         assert "upgrade it" in outcome.text
 
 
-class Deleting(nn.Module):
-    """Its checkpoint goes away while it is being read."""
+def test_a_checkpoint_that_is_deleted_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It disappears between the choice of it and its first file."""
+    save_steps(tmp_path, 1, 2)
+    read_manifest, doomed = LocalStorage.read_manifest, 2
 
-    path: Path
+    def read_and_delete(self: LocalStorage, which: CheckpointId) -> Manifest:
+        manifest = read_manifest(self, which)
+        if which.step == doomed:
+            shutil.rmtree(tmp_path / which.name)
+        return manifest
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-        self.register_state_dict_post_hook(lambda *_: self._delete())
-        self.deletes = False
-
-    def _delete(self) -> None:
-        if self.deletes and (manifest := self.path / "MANIFEST.json").exists():
-            manifest.unlink()
-            (self.path / "rank-0.distcp").unlink()
-
-
-def test_a_checkpoint_that_is_deleted_while_it_is_read(tmp_path: Path) -> None:
-    model = Deleting()
-    ckpt = Checkpointer(tmp_path, {"model": model})
-    for step in (1, 2):
-        ckpt.steps = step
-        ckpt.save(sync=True)
-    model.path, model.deletes = tmp_path / "step-2.term-1", True
-    assert Checkpointer(tmp_path, {"model": model}).resume() == 1
-    model.path = tmp_path / "step-1.term-1"
+    monkeypatch.setattr(LocalStorage, "read_manifest", read_and_delete)
+    assert resumed(tmp_path) == (1, 1.0)
+    doomed = 1
     with pytest.raises(
         CheckpointError, match=r"step-1\.term-1 was deleted while it was being read"
     ):
-        Checkpointer(tmp_path, {"model": model}).resume()
+        resumed(tmp_path)
 
 
 def worth(path: Path, fatal: str) -> list[str]:

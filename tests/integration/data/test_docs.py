@@ -41,19 +41,15 @@ def test_example(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ANY_WORLD)
 def test_example_in_any_world(name: str, tmp_path: Path) -> None:
     found = set()
-    for folder, launcher in (("alone", ()), ("together", ELASTIC_RUN)):
+    # The first example is through when it is run again.
+    again = [("alone", ())] if name == "train.py" else []
+    for folder, launcher in (("alone", ()), *again, ("together", ELASTIC_RUN)):
         text = run_example("data.md", name, tmp_path / folder, *launcher)
         results = re.findall(ANY_WORLD[name], text)
         assert results, text
         found.update(results)
     assert len(found) == 1, found
-
-
-def test_the_first_example_is_through_when_it_is_run_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        text = run_example("data.md", "train.py", tmp_path)
-        assert re.search(ANY_WORLD["train.py"], text), text
-    assert list((tmp_path / "runs").rglob("*33*")), "its last step is saved"
+    assert list((tmp_path / "alone").glob("runs/**/*33*")) or not again, "its last step is saved"
 
 
 def test_symptoms_are_messages_of_the_code() -> None:

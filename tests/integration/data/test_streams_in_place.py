@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import zygote
+from tests.processes import elastic_run
+from tests.unit.programs import run_python
 
-ROOT = Path(__file__).resolve().parents[3]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORGOTTEN = """
 import torch
@@ -59,32 +58,18 @@ elastic.run(train, state)
 """
 
 
-def ran(folder: Path, script: str, *options: str) -> tuple[int, str]:
-    """The exit code of a job, and all that it has printed."""
-    (folder / "script.py").write_text(script)
-    job = zygote.run(
-        [sys.executable, *options, str(folder / "script.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-    )
-    return job.returncode, job.stdout
-
-
-def test_a_stream_that_is_trained_on_and_not_in_the_state_is_named(tmp_path: Path) -> None:
-    code, text = ran(tmp_path, FORGOTTEN)
-    assert code != 0
-    assert "the ShardedStream is not in the State: no commit moves it on" in text
-    assert "write State(…, stream=stream)" in text
+def test_a_stream_that_is_trained_on_and_not_in_the_state_is_named() -> None:
+    done = run_python(FORGOTTEN)
+    assert done.returncode != 0
+    assert "the ShardedStream is not in the State: no commit moves it on" in done.stderr
+    assert "write State(…, stream=stream)" in done.stderr
 
 
 @pytest.mark.golden("a stream in place: a worker is killed")
 def test_a_stream_for_validation_goes_on_in_the_next_world(tmp_path: Path) -> None:
-    nodes = ("-m", "elastic_runtime", "--local-nodes", "2", "--min", "1")
-    code, text = ran(tmp_path, VALIDATION, *nodes)
-    assert code == 0, text[-4000:]
-    assert "2 ranks end in round " in text
-    assert "2 ranks end in round 1" not in text
+    (tmp_path / "script.py").write_text(VALIDATION)
+    nodes = ("--local-nodes", "2", "--min", "1")
+    done = elastic_run(*nodes, "script.py", folder=tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "2 ranks end in round " in done.stdout
+    assert "2 ranks end in round 1" not in done.stdout

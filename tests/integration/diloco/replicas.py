@@ -84,6 +84,20 @@ class Replicas(Job):
             times.update(number for note in mine for number in note["numbers"])
         return times
 
+    def check_all_once(self, size: int) -> None:
+        """Each sample counts once."""
+        times = self.counted([])
+        assert (len(times), set(times.values())) == (size, {1}), self.story()
+
+    def check_lost(self, killed: int, size: int, most: int) -> None:
+        """No sample counts twice, and missing are at most so many that a killed process had."""
+        times = self.counted([killed])
+        assert max(times.values()) == 1
+        lost = {n for note in self.said("inner") if note["pid"] == killed for n in note["numbers"]}
+        missing = set(range(size)) - times.keys()
+        assert missing <= lost | self.never_seen(size)
+        assert len(missing) <= most
+
     def never_seen(self, size: int) -> set[int]:
         """Samples that no inner step has had."""
         seen = {number for note in self.said("inner") for number in note["numbers"]}

@@ -10,6 +10,7 @@ import pytest
 
 from elastic_runtime.config import Endpoint
 from elastic_runtime.defaults import CONNECT_TIMEOUT
+from elastic_runtime.rendezvous.store_contract import StoreSnapshot
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
 from elastic_runtime.system.listening import listen
@@ -27,9 +28,8 @@ def run_id() -> str:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[HostProcess]:
-    host = HostProcess()
-    yield host
-    host.kill()
+    with HostProcess() as host:
+        yield host
 
 
 @pytest.fixture
@@ -43,12 +43,16 @@ def here() -> Iterator[StoreServer]:
 def open_at(run_id: str) -> Iterator[OpenAt]:
     with ExitStack() as stack:
 
-        def open_it(port: int, name: str, ttl: float = 5.0, may_host: bool = False) -> Node:
+        def open_it(
+            port: int, name: str, ttl: float = 5.0, *, may_host: bool = False, waits: bool = True
+        ) -> Node:
             endpoint = Endpoint("c10d", (f"127.0.0.1:{port}",), hosted_here=not may_host)
             store = EmbeddedStore(endpoint, run_id, ttl, CONNECT_TIMEOUT)
             stack.callback(store.close)
             node = Node(f"nodes/{name}", store, Ear())
             store.start(node.key, node.ear)
+            if waits:
+                node.ear.hears(StoreSnapshot)
             return node
 
         yield open_it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
@@ -20,38 +19,34 @@ sys.stdin.read()
 
 
 class HostProcess:
-    """A store in a process of its own, which ends with this one."""
+    """A store in a process of its own, which ends with this one, or with a ``with`` statement."""
 
     def __init__(self, port: int = 0) -> None:
+        command = [sys.executable, "-c", _PROGRAM, str(port)]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout
         self.port = int(self._process.stdout.readline())
+        self.pid = self._process.pid
 
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
+    def __enter__(self) -> HostProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:  # closes the pipes
+            self.kill()
 
     def pause(self) -> None:
         """SIGSTOP; returns when it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
-        processes.wait_for(
-            lambda: processes.state(self._process.pid) == "T", 5.0, "the host has stopped"
-        )
+        processes.wait_for(lambda: processes.state(self.pid) == "T", 5.0, "the host has stopped")
 
     def unpause(self) -> None:
+        """SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL; idempotent."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe:
-                    pipe.close()

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_runtime.defaults import STORE_TIMEOUT
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.store_contract import (
-    Found,
-    LeaseLost,
-    Lost,
-    StoreSnapshot,
-)
+from elastic_runtime.rendezvous.store_contract import Found, LeaseLost, Lost
+from tests.integration.etcd.proxy import Proxy
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
 def test_a_stopped_host_holds_nobody_for_ever(host: HostProcess, open_at: OpenAt) -> None:
     node, other, leaving = (open_at(host.port, name) for name in ("a", "b", "c"))
     for each in (node, other, leaving):
-        each.ear.hears(StoreSnapshot)
         each.register()
     host.pause()
     with pytest.raises(StoreUnavailable):
@@ -52,12 +45,11 @@ def test_a_stopped_host_holds_nobody_for_ever(host: HostProcess, open_at: OpenAt
 
 def test_a_connection_that_is_lost_costs_no_lease(here: StoreServer, open_at: OpenAt) -> None:
     other = open_at(here.port, "other")
-    other.ear.hears(StoreSnapshot)
-    with _Relay(here.port) as relay:
-        node = open_at(relay.port, "a", ttl=60.0)
-        node.ear.hears(StoreSnapshot)
+    with Proxy(f"127.0.0.1:{here.port}") as relay:
+        node = open_at(int(relay.endpoint.rpartition(":")[2]), "a", ttl=60.0)
         node.register()
         relay.cut()
+        relay.heal()
         node.ear.hears(Found)
         other.put("job", b"meanwhile")
         node.ear.has("job", b"meanwhile")
@@ -69,52 +61,5 @@ def test_a_connection_that_is_lost_costs_no_lease(here: StoreServer, open_at: Op
 def test_who_hears_nothing_ends_the_connection(open_at: OpenAt) -> None:
     """A machine that is gone refuses nothing, and no packet of it comes."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        node = open_at(silent.getsockname()[1], "a")
-        node.ear.hears(Lost)
-        (lost,) = (event for event in node.ear.events if isinstance(event, Lost))
-        assert f"no answer within {STORE_TIMEOUT:g} s" in lost.why
-
-
-class _Relay:
-    """Hands connections on, until they are cut; new ones are handed on again."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._pairs: list[socket.socket] = []
-
-    def __enter__(self) -> _Relay:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
-            self._pairs += [near, far]
-            for one, two in ((near, far), (far, near)):
-                threading.Thread(target=self._hand_on, args=(one, two), daemon=True).start()
-
-    @staticmethod
-    def _hand_on(one: socket.socket, two: socket.socket) -> None:
-        try:
-            while data := one.recv(65536):
-                two.sendall(data)
-        except OSError:
-            pass
-
-    def cut(self) -> None:
-        pairs, self._pairs = self._pairs, []
-        for one in pairs:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+        node = open_at(silent.getsockname()[1], "a", waits=False)
+        assert f"no answer within {STORE_TIMEOUT:g} s" in node.ear.hears(Lost).why

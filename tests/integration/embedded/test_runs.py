@@ -15,9 +15,6 @@ from elastic_runtime.protocol.records import node_key
 from elastic_runtime.rendezvous.core.membership_events import Goodbye, Join
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
-from elastic_runtime.rendezvous.store_contract import (
-    StoreSnapshot,
-)
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from tests import processes
 from tests.conformance.listening import Ear
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 def test_runs_do_not_see_each_other(host: HostProcess, open_at: OpenAt, run_id: str) -> None:
     node = open_at(host.port, "a")
-    node.ear.hears(StoreSnapshot)
     node.put("job", b"j")
     endpoint = Endpoint("c10d", (f"127.0.0.1:{host.port}",), hosted_here=True)
     other = EmbeddedStore(endpoint, "another-run", 5.0, CONNECT_TIMEOUT)
@@ -47,7 +43,6 @@ def test_threads_and_files_end_with_their_store(host: HostProcess, open_at: Open
     node = open_at(host.port, "a")
     hosting = open_at(free_port(), "b", may_host=True)
     for one in (node, hosting):
-        one.ear.hears(StoreSnapshot)
         one.register()
         one.store.close()
     assert set(threading.enumerate()) - before == set()

@@ -6,7 +6,6 @@ import json
 import resource
 import socket
 import struct
-import threading
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -15,19 +14,14 @@ import pytest
 
 from elastic_runtime import __version__
 from elastic_runtime.errors import StoreUnavailable
-from elastic_runtime.rendezvous.store_contract import (
-    Changed,
-    Lost,
-    Refused,
-    StoreSnapshot,
-)
+from elastic_runtime.rendezvous.store_contract import Changed, Lost, Refused
 from elastic_runtime.rendezvous.stores.embedded import store_server as server
 from elastic_runtime.rendezvous.stores.embedded import store_sessions
 from elastic_runtime.rendezvous.stores.embedded import wire_protocol as wire
 from elastic_runtime.rendezvous.stores.embedded.embedded_adapter import EmbeddedStore
 from tests import processes
 from tests.integration.embedded.hosting import HostProcess
-from tests.strangers import GARBAGE
+from tests.strangers import GARBAGE, speaking
 
 if TYPE_CHECKING:
     from elastic_runtime.rendezvous.stores.embedded.store_server import StoreServer
@@ -39,7 +33,6 @@ def test_strangers_are_told_what_is_here_and_stop_nothing(
     here: StoreServer, open_at: OpenAt, said: bytes
 ) -> None:
     node = open_at(here.port, "a")
-    node.ear.hears(StoreSnapshot)
     with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
         line.sendall(said)
         line.shutdown(socket.SHUT_WR)
@@ -75,7 +68,6 @@ def test_a_frame_that_is_none_ends_its_own_connection_only(
     here: StoreServer, open_at: OpenAt, frame: bytes
 ) -> None:
     node = open_at(here.port, "a")
-    node.ear.hears(StoreSnapshot)
     for greeting in (b"", _hello()):
         with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as line:
             line.sendall(wire.PREFACE + greeting + frame)
@@ -113,34 +105,21 @@ def test_who_is_refused_hears_why_and_asks_no_more(
     monkeypatch.setattr(server.wire, "PREFACE", wire.PREFACE)
     hello = EmbeddedStore._hello
     monkeypatch.setattr(EmbeddedStore, "_hello", lambda self: {**hello(self), "protocol": -1})
-    node = open_at(here.port, "a")
-    node.ear.hears(Refused)
-    (refused,) = (event for event in node.ear.events if isinstance(event, Refused))
-    assert "install the same version on all nodes" in refused.why
+    node = open_at(here.port, "a", waits=False)
+    assert "install the same version on all nodes" in node.ear.hears(Refused).why
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64])
 def test_whoever_listens_there_and_is_no_store_is_told_as_that(
     open_at: OpenAt, answer: bytes
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    def serve(line: socket.socket) -> None:
+        line.recv(65536)
+        line.sendall(answer)
 
-        def serve() -> None:
-            while True:
-                try:
-                    line, _ = other.accept()
-                except OSError:
-                    return
-                with line:
-                    line.recv(65536)
-                    line.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        node = open_at(other.getsockname()[1], "a")
-        node.ear.hears(Lost)
-        (lost,) = (event for event in node.ear.events if isinstance(event, Lost))
-        assert "no store of this version of elastic-runtime" in lost.why
-        other.shutdown(socket.SHUT_RDWR)
+    with speaking(serve) as where:
+        node = open_at(int(where.rpartition(":")[2]), "a", waits=False)
+        assert "no store of this version of elastic-runtime" in node.ear.hears(Lost).why
 
 
 def test_who_reads_nothing_is_dropped_and_the_others_hear_all(
@@ -148,14 +127,13 @@ def test_who_reads_nothing_is_dropped_and_the_others_hear_all(
 ) -> None:
     monkeypatch.setattr(server, "_MOST_UNREAD", 100_000)
     node = open_at(here.port, "a")
-    node.ear.hears(StoreSnapshot)
     with socket.create_connection(("127.0.0.1", here.port), timeout=60.0) as deaf:
         deaf.sendall(wire.PREFACE + _hello(run=run_id))
         assert deaf.recv(1)
         for i in range(200):  # more than the system keeps for whoever does not read
             node.put("switch", b"%05d" % i + bytes(100_000))
         processes.wait_for(lambda: _ends(deaf), 60.0, "the connection ends")
-    assert sum(isinstance(event, Changed) for event in node.ear.events) == 200
+    assert node.ear.count(Changed) == 200
 
 
 def _ends(line: socket.socket) -> bool:
@@ -166,18 +144,14 @@ def _ends(line: socket.socket) -> bool:
 
 
 def test_a_host_has_more_clients_than_it_may_open_files_at_first() -> None:
-    host = HostProcess()
-    try:
+    with HostProcess() as host, ExitStack() as stack:
         _, most = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (40, most))
-        with ExitStack() as stack:
-            for number in range(60):
-                line = socket.create_connection(("127.0.0.1", host.port), timeout=20.0)
-                stack.enter_context(line)
-                line.sendall(wire.PREFACE + _hello(session=str(number)))
-                assert line.recv(1)
-    finally:
-        host.kill()
+        for number in range(60):
+            line = socket.create_connection(("127.0.0.1", host.port), timeout=20.0)
+            stack.enter_context(line)
+            line.sendall(wire.PREFACE + _hello(session=str(number)))
+            assert line.recv(1)
 
 
 def test_a_store_takes_no_more_than_it_can_hold(
@@ -193,12 +167,6 @@ def test_a_store_takes_no_more_than_it_can_hold(
 
 
 def _hello(**other: object) -> bytes:
-    hello = {
-        "protocol": wire.STORE_PROTOCOL,
-        "release": "0",
-        "run": "r",
-        "session": "s",
-        "ttl": 5.0,
-    }
-    follows = {"own": "nodes/x", "wide": False, "without": [], "term": 0, "host": ""}
+    hello = {"protocol": wire.STORE_PROTOCOL, "release": "0", "run": "r", "session": "s"}
+    follows = {"ttl": 5.0, "own": "nodes/x", "wide": False, "without": [], "term": 0, "host": ""}
     return wire.frame({**hello, **follows, **other})

@@ -1,29 +1,19 @@
-"""A store with its events kept in order, and ways to wait for one."""
+"""A node on an etcd, whose store can be started later than it is written to."""
 
 from __future__ import annotations
 
-import threading
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.config import Endpoint
-from elastic_runtime.rendezvous.store_contract import (
-    ABSENT,
-    Changed,
-    Expect,
-    Put,
-    StoreSnapshot,
-    Transaction,
-)
+from elastic_runtime.rendezvous.store_contract import Changed, StoreSnapshot
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
+from tests.conformance.listening import PATIENCE, Ear
+from tests.conformance.store_contract import Node
+from tests.etcd_server import etcdctl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from elastic_runtime.rendezvous.store_contract import StoreEntry, StoreEvent
-
-TIMEOUT = 60.0
 
 
 def endpoint(hosts: str, **settings: Any) -> Endpoint:
@@ -31,8 +21,19 @@ def endpoint(hosts: str, **settings: Any) -> Endpoint:
     return Endpoint("etcd", tuple(hosts.split(",")), prefix="test", **settings)
 
 
-class Listening:
-    """One node with its store; everything that it hears is in ``events``.
+def allow(hosts: str, account: str, right: str, prefix: str) -> None:
+    """Has an etcd ask for passwords, and gives a user (``name:password``) one right."""
+    etcdctl(hosts, "user", "add", "root:root-pw")
+    etcdctl(hosts, "user", "grant-role", "root", "root")
+    etcdctl(hosts, "user", "add", account)
+    etcdctl(hosts, "role", "add", "trains")
+    etcdctl(hosts, "role", "grant-permission", "--prefix=true", "trains", right, prefix)
+    etcdctl(hosts, "user", "grant-role", account.partition(":")[0], "trains")
+    etcdctl(hosts, "auth", "enable")
+
+
+class Listening(Node):
+    """One node with its store, in a ``with`` statement.
 
     Args:
         where: the endpoint, or its hosts.
@@ -48,14 +49,12 @@ class Listening:
         run_id: str = "",
         node: str = "",
         ttl: float = 60.0,
-        connect_timeout: float = TIMEOUT,
+        connect_timeout: float = PATIENCE,
     ) -> None:
         self.run_id = run_id or uuid.uuid4().hex
-        self.key = f"nodes/{node or uuid.uuid4().hex}"
-        self.events: list[StoreEvent] = []
-        self._came = threading.Condition()
         where = endpoint(where) if isinstance(where, str) else where
-        self.store = EtcdStore(where, self.run_id, ttl, connect_timeout)
+        store = EtcdStore(where, self.run_id, ttl, connect_timeout)
+        super().__init__(f"nodes/{node or uuid.uuid4().hex}", store, Ear())
 
     def __enter__(self) -> Listening:
         return self
@@ -63,78 +62,20 @@ class Listening:
     def __exit__(self, *_: object) -> None:
         self.store.close()
 
-    def hear(self, event: StoreEvent) -> None:
-        """The listener."""
-        with self._came:
-            self.events.append(event)
-            self._came.notify_all()
-
     def start(self) -> StoreSnapshot:
         """Starts the store; returns its first snapshot."""
-        self.store.start(self.key, self.hear)
-        return self.next(StoreSnapshot)
-
-    def mark(self) -> int:
-        """A place in ``events`` from which ``next`` may look on."""
-        with self._came:
-            return len(self.events)
-
-    def next(self, kind: type[Any], since: int = 0, **fields: Any) -> Any:
-        """The first event of a kind, with these fields, at or after a mark; waits for it."""
-
-        def found() -> list[StoreEvent]:
-            return [
-                event
-                for event in self.events[since:]
-                if isinstance(event, kind)
-                and all(getattr(event, name) == value for name, value in fields.items())
-            ]
-
-        return self._wait(found, f"{kind.__name__} {fields or ''}")[0]
+        self.store.start(self.key, self.ear)
+        return self.ear.hears(StoreSnapshot)
 
     def until(self, condition: Callable[[dict[str, bytes]], bool], what: str = "") -> None:
         """Waits until ``condition`` holds for the values as the events tell them."""
-        self._wait(lambda: condition(self.values()), what or "the condition")
-
-    def _wait(self, found: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + TIMEOUT
-        with self._came:
-            while not (result := found()):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise AssertionError(f"{what} has not come; heard: {self.events[-20:]}")
-                self._came.wait(left)
-            return result
+        self.ear.until(lambda: condition(self.values()), what or "the condition")
 
     def values(self) -> dict[str, bytes]:
         """The values of the followed keys, as the events tell them."""
-        return {key: entry.value for key, entry in self.entries().items()}
-
-    def entries(self) -> dict[str, StoreEntry]:
-        """The followed entries, as the events tell them."""
-        known: dict[str, StoreEntry] = {}
-        for event in self.events:
-            if isinstance(event, StoreSnapshot):
-                known = {entry.key: entry for entry in event.entries}
-            elif isinstance(event, Changed):
-                for key in event.deletes:
-                    known.pop(key, None)
-                known.update((entry.key, entry) for entry in event.puts)
-        return known
+        return {key: entry.value for key, entry in self.ear.known.items()}
 
     def written(self, key: str, since: int = 0) -> list[bytes]:
         """All values of a key that were heard of in changes, in order."""
-        changes = [event for event in self.events[since:] if isinstance(event, Changed)]
+        changes = [event for event in self.ear.events[since:] if isinstance(event, Changed)]
         return [entry.value for event in changes for entry in event.puts if entry.key == key]
-
-    def put(self, key: str, value: bytes, leased: bool = False) -> None:
-        """Writes without any condition."""
-        assert self.store.apply(Transaction(puts=(Put(key, value, leased),)))
-
-    def create(self, key: str, value: bytes = b"", leased: bool = False) -> bool:
-        """Writes if the key does not exist."""
-        return self.store.apply(Transaction((Expect(key, ABSENT),), (Put(key, value, leased),)))
-
-    def register(self, value: bytes = b"") -> None:
-        """Puts the own key, leased."""
-        assert self.create(self.key, value, leased=True)

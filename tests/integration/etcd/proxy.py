@@ -1,4 +1,4 @@
-"""A TCP proxy that can be cut: the network between a store and its etcd."""
+"""A TCP proxy that can be cut: the network between a node and its store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Proxy:
         self._guard = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._server: socket.socket | None = None
-        self._deserted: set[socket.socket] = set()
         self.mute = False
         self.heal()
 
@@ -54,15 +53,6 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def desert(self) -> None:
-        """From now on nobody answers calls on the connections that there are.
-
-        They stay open, and pings are answered: as with a proxy whose backend has gone. Connections
-        that are made later lead somewhere.
-        """
-        with self._guard:
-            self._deserted.update(client for client, _ in self._pairs)
-
     def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
@@ -70,20 +60,36 @@ class Proxy:
                 upstream = socket.create_connection(self._target)
                 with self._guard:
                     self._pairs.append((client, upstream))
-                for source, sink in ((client, upstream), (upstream, client)):
-                    answers = source is upstream
-                    pump = self._pump if answers else self._pump_calls
-                    threading.Thread(target=pump, args=(source, sink), daemon=True).start()
+                for way in ((client, upstream, True), (upstream, client, False)):
+                    threading.Thread(target=self._pump, args=way, daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, calls: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if not self.mute:
+                if calls or not self.mute:
                     sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def _pump_calls(self, source: socket.socket, sink: socket.socket) -> None:
-        """Frame by frame, as HTTP/2 has them; the stream begins with a preface without any."""
+
+class DesertedProxy(Proxy):
+    """One whose backend may go while its connections stay; for HTTP/2."""
+
+    def __init__(self, target: str) -> None:
+        self._deserted: set[socket.socket] = set()
+        super().__init__(target)
+
+    def desert(self) -> None:
+        """From now on nobody answers calls on the connections that there are.
+
+        They stay open, and pings are answered. Connections that are made later lead somewhere.
+        """
+        with self._guard:
+            self._deserted.update(client for client, _ in self._pairs)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, calls: bool) -> None:
+        if not calls:
+            return super()._pump(source, sink, calls)
+        # Frame by frame; the stream begins with a preface without any.
         with contextlib.suppress(OSError), source.makefile("rb") as stream:
             sink.sendall(stream.read(_PREFACE))
             while head := stream.read(_HEAD):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,10 +21,10 @@ from elastic_runtime.rendezvous.store_contract import (
 )
 from tests.etcd_server import etcdctl
 from tests.integration.etcd.listening import Listening
-from tests.integration.etcd.proxy import Proxy
+from tests.integration.etcd.proxy import DesertedProxy, Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.conftest import NewEtcd
     from tests.etcd_server import EtcdCluster, EtcdServer
@@ -39,25 +39,32 @@ def _count(node: Listening, numbers: range) -> list[bytes]:
     return values
 
 
+@contextlib.contextmanager
+def _behind(server: EtcdServer, node: str = "") -> Iterator[tuple[Proxy, Listening, Listening]]:
+    """The network of a node, that node, and another one of its run, which is not behind it."""
+    with (
+        Proxy(server.endpoint) as network,
+        Listening(network.endpoint, node=node) as one,
+        Listening(server.endpoint, one.run_id) as other,
+    ):
+        yield network, one, other
+
+
 def _insist(node: Listening, value: bytes) -> None:
     """Writes by compare-and-swap until it is done."""
     while True:
         with contextlib.suppress(StoreUnavailable):
             now = {entry.key: entry for entry in node.store.read("")}.get("round")
-            unchanged = Expect("round", now.version if now else ABSENT)
-            update = Transaction((unchanged,), (Put("round", value),))
-            if (now and now.value == value) or node.store.apply(update):
+            if now and now.value == value:
+                return
+            if node.put("round", value, now.version if now else ABSENT):
                 return
 
 
 def test_a_connection_that_breaks_while_leaders_vanish_does_not_hide_the_next_one(
     etcd: EtcdServer,
 ) -> None:
-    with (
-        Proxy(etcd.endpoint) as network,
-        Listening(etcd.endpoint) as other,
-        Listening(network.endpoint, run_id=other.run_id, node="own") as node,
-    ):
+    with _behind(etcd, node="own") as (network, node, other):
         keys = [f"nodes/{number:02d}" for number in range(12)]
         for key in keys:
             other.put(key, b"")
@@ -74,14 +81,6 @@ def test_a_connection_that_breaks_while_leaders_vanish_does_not_hide_the_next_on
             node.until(lambda values, wanted=following: values.keys() == wanted, str(following))
 
 
-@contextlib.contextmanager
-def _beside(work: Callable[[], None]) -> Iterator[None]:
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield
-    thread.join()
-
-
 @pytest.mark.golden("etcd is killed and restarted")
 def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: NewEtcd) -> None:
     server = new_etcd()
@@ -89,11 +88,11 @@ def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: N
         for node in (reader, wide):
             node.start()
         wide.store.look(wide=True, without=frozenset())
-        wide.next(StoreSnapshot, wide=True)
-        marks = reader.mark(), wide.mark()
+        wide.ear.hears(StoreSnapshot, wide=True)
+        marks = len(reader.ear.events), len(wide.ear.events)
         written = _count(reader, range(50))
         server.kill()
-        reader.next(Lost)
+        reader.ear.hears(Lost)
         with pytest.raises(StoreUnavailable):
             reader.put("round", b"never")
         server.restart()
@@ -104,54 +103,46 @@ def test_nothing_is_lost_or_doubled_over_a_killed_and_restarted_etcd(new_etcd: N
             written.append(str(number).encode())
         written += _count(reader, range(60, 110))
         for node, mark in zip((reader, wide), marks, strict=True):
-            node.until(lambda values: values.get("round") == b"109")
+            node.ear.has("round", b"109")
             assert node.written("round", mark) == written
-            heard = [type(event) for event in node.events[mark:]]
+            heard = [type(event) for event in node.ear.events[mark:]]
             assert heard.count(Lost) == heard.count(Found) == 1
             assert StoreSnapshot not in heard
 
 
 def test_what_was_missed_is_delivered_after_a_cut(etcd: EtcdServer) -> None:
-    with (
-        Proxy(etcd.endpoint) as network,
-        Listening(network.endpoint) as reader,
-        Listening(etcd.endpoint, reader.run_id) as writer,
-    ):
+    with _behind(etcd) as (network, reader, writer):
         reader.start()
-        mark = reader.mark()
+        mark = len(reader.ear.events)
         for turn in range(3):
             _count(writer, range(turn * 10, turn * 10 + 5))
-            lost = reader.mark()
+            lost = len(reader.ear.events)
             network.cut()
-            reader.next(Lost, lost)
+            reader.ear.hears(Lost, lost)
             _count(writer, range(turn * 10 + 5, turn * 10 + 10))
             network.heal()
-            reader.next(Found, lost)
-        reader.until(lambda values: values.get("round") == b"29")
+            reader.ear.hears(Found, lost)
+        reader.ear.has("round", b"29")
         assert reader.written("round", mark) == [str(n).encode() for n in range(30)]
-        assert not any(isinstance(event, StoreSnapshot) for event in reader.events[mark:])
+        assert not any(isinstance(event, StoreSnapshot) for event in reader.ear.events[mark:])
 
 
 def test_a_history_compacted_away_is_replaced_by_a_snapshot(etcd: EtcdServer) -> None:
-    with (
-        Proxy(etcd.endpoint) as network,
-        Listening(network.endpoint) as reader,
-        Listening(etcd.endpoint, reader.run_id) as writer,
-    ):
+    with _behind(etcd) as (network, reader, writer):
         writer.put("switch", b"stays")
         reader.start()
-        mark = reader.mark()
+        mark = len(reader.ear.events)
         network.cut()
-        reader.next(Lost)
+        reader.ear.hears(Lost)
         _count(writer, range(5))
         revision = writer.store.read("round")[0].version
         etcdctl(etcd.endpoint, "compact", str(revision))
         network.heal()
-        snapshot = reader.next(StoreSnapshot, mark)
+        snapshot = reader.ear.hears(StoreSnapshot, mark)
         assert not snapshot.forgot
         assert [entry.value for entry in snapshot.entries] == [b"stays", b"4"]
         writer.put("round", b"on")
-        reader.until(lambda values: values.get("round") == b"on")
+        reader.ear.has("round", b"on")
 
 
 # ---------------------------------------------------------------- a store that forgets
@@ -163,62 +154,39 @@ def test_a_store_that_lost_its_memory_is_noticed(new_etcd: NewEtcd) -> None:
         node.start()
         _count(node, range(20))
         node.register(b"first")
-        node.until(lambda values: node.key in values)
-        mark = node.mark()
+        mark = len(node.ear.events)
         server.restart(wipe=True)
-        assert node.next(StoreSnapshot, mark) == StoreSnapshot((), wide=False, forgot=True)
+        assert node.ear.hears(StoreSnapshot, mark) == StoreSnapshot((), wide=False, forgot=True)
         # The lease is gone with the rest; a new one is taken for the next leased put.
         node.register(b"again")
-        node.next(LeaseLost, mark)
+        node.ear.hears(LeaseLost, mark)
         node.until(lambda values: values == {node.key: b"again"})
-        mark = node.mark()
+        mark = len(node.ear.events)
         _count(node, range(5))
-        node.until(lambda values: values.get("round") == b"4")
-        assert StoreSnapshot not in [type(event) for event in node.events[mark:]]
+        node.ear.has("round", b"4")
+        assert StoreSnapshot not in [type(event) for event in node.ear.events[mark:]]
 
 
-def test_it_is_noticed_too_when_others_wrote_more_than_before(new_etcd: NewEtcd) -> None:
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "a look in between"])
+def test_it_is_noticed_too_when_others_wrote_more_than_before(
+    new_etcd: NewEtcd, wide: bool
+) -> None:
     server = new_etcd()
-    with (
-        Proxy(server.endpoint) as network,
-        Listening(network.endpoint) as node,
-        Listening(server.endpoint, node.run_id) as other,
-    ):
+    with _behind(server) as (network, node, other):
         node.start()
         node.register(b"first")
-        node.until(lambda values: node.key in values)
-        mark = node.mark()
+        mark = len(node.ear.events)
         network.cut()
-        node.next(Lost)
+        node.ear.hears(Lost)
+        if wide:
+            node.store.look(wide=True, without=frozenset())
         server.restart(wipe=True)
         # The revision is far beyond the one that the node has seen when it comes back.
         _count(other, range(50))
         network.heal()
-        snapshot = node.next(StoreSnapshot, mark)
-        assert snapshot.forgot
+        snapshot = node.ear.hears(StoreSnapshot, mark)
+        assert (snapshot.forgot, snapshot.wide) == (True, wide)
         assert [entry.value for entry in snapshot.entries] == [b"49"]
-
-
-def test_a_look_in_between_does_not_hide_it(new_etcd: NewEtcd) -> None:
-    server = new_etcd()
-    with (
-        Proxy(server.endpoint) as network,
-        Listening(network.endpoint) as node,
-        Listening(server.endpoint, node.run_id) as other,
-    ):
-        node.start()
-        node.register(b"first")
-        node.until(lambda values: node.key in values)
-        mark = node.mark()
-        network.cut()
-        node.next(Lost)
-        node.store.look(wide=True, without=frozenset())
-        server.restart(wipe=True)
-        _count(other, range(50))
-        network.heal()
-        snapshot = node.next(StoreSnapshot, mark)
-        assert snapshot.forgot
-        assert snapshot.wide
 
 
 def test_a_restart_that_keeps_the_data_is_no_loss_of_memory(new_etcd: NewEtcd) -> None:
@@ -226,15 +194,13 @@ def test_a_restart_that_keeps_the_data_is_no_loss_of_memory(new_etcd: NewEtcd) -
     with Listening(server.endpoint) as node:
         node.start()
         node.register(b"first")
-        node.until(lambda values: node.key in values)
         for _ in range(2):
-            mark = node.mark()
+            mark = len(node.ear.events)
             server.restart()
-            node.next(Found, mark)
+            node.ear.hears(Found, mark)
         node.put("round", b"on")
         node.until(lambda values: values == {node.key: b"first", "round": b"on"})
-        assert not any(isinstance(e, StoreSnapshot) and e.forgot for e in node.events)
-        assert not any(isinstance(e, LeaseLost) for e in node.events)
+        assert (node.ear.was_forgotten(), node.ear.count(LeaseLost)) == (False, 0)
 
 
 # ---------------------------------------------------------------- silence and doubt
@@ -245,21 +211,17 @@ def test_a_lease_ends_by_our_own_clock_when_the_store_is_silent(etcd: EtcdServer
         node.start()
         node.register()
         network.mute = True
-        node.next(LeaseLost)
+        node.ear.hears(LeaseLost)
         with pytest.raises(StoreUnavailable):
             node.put("job", b"unanswered")
         network.cut()
         network.heal()
-        node.next(Found)
+        node.ear.hears(Found)
         assert node.store.read("nodes/") == ()
 
 
 def test_a_write_whose_answer_was_lost_is_known_to_have_taken_place(etcd: EtcdServer) -> None:
-    with (
-        Proxy(etcd.endpoint) as network,
-        Listening(network.endpoint) as node,
-        Listening(etcd.endpoint, node.run_id) as other,
-    ):
+    with _behind(etcd) as (network, node, other):
         node.put("job", b"1")
         before = node.store.read("job")[0].version
         network.mute = True
@@ -270,7 +232,8 @@ def test_a_write_whose_answer_was_lost_is_known_to_have_taken_place(etcd: EtcdSe
             network.cut()
             network.heal()
 
-        with _beside(lose_the_answer):
+        with ThreadPoolExecutor() as beside:
+            beside.submit(lose_the_answer)
             seal = Transaction((Expect("job", before),), (Put("job", b"2"),), ("round",))
             assert node.store.apply(seal)
         # Once it is known, the same transaction is one that comes too late.
@@ -279,11 +242,7 @@ def test_a_write_whose_answer_was_lost_is_known_to_have_taken_place(etcd: EtcdSe
 
 
 def test_a_write_that_another_made_instead_is_not_taken_for_ours(etcd: EtcdServer) -> None:
-    with (
-        Proxy(etcd.endpoint) as network,
-        Listening(network.endpoint) as node,
-        Listening(etcd.endpoint, node.run_id) as other,
-    ):
+    with _behind(etcd) as (network, node, other):
         node.put("events/1", b"")
         network.cut()
 
@@ -291,35 +250,34 @@ def test_a_write_that_another_made_instead_is_not_taken_for_ours(etcd: EtcdServe
             other.put("round", b"theirs")
             network.heal()
 
-        with _beside(write_first):
-            ours = Transaction((Expect("round", ABSENT),), (Put("round", b"ours"),))
-            assert not node.store.apply(ours)
+        with ThreadPoolExecutor() as beside:
+            beside.submit(write_first)
+            assert not node.put("round", b"ours", ABSENT)
 
 
 def test_a_paused_etcd_is_lost_and_found(new_etcd: NewEtcd) -> None:
     server = new_etcd()
     with Listening(server.endpoint) as node:
         node.start()
-        mark = node.mark()
+        mark = len(node.ear.events)
         server.pause()
-        node.next(Lost, mark)
+        node.ear.hears(Lost, mark)
         server.unpause()
-        node.next(Found, mark)
+        node.ear.hears(Found, mark)
         node.put("job", b"on")
-        node.until(lambda values: values.get("job") == b"on")
+        node.ear.has("job", b"on")
 
 
 def test_a_connection_that_leads_nowhere_is_given_up_for_a_new_one(etcd: EtcdServer) -> None:
-    with Proxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=5) as node:
+    with DesertedProxy(etcd.endpoint) as network, Listening(network.endpoint, ttl=5) as node:
         node.start()
         node.register(b"first")
-        node.until(lambda values: node.key in values)
-        mark = node.mark()
+        mark = len(node.ear.events)
         network.desert()
         # The connection stays up and answers pings; only calls show that nobody is there.
         _insist(node, b"on")
-        node.next(Found, mark)
-        node.until(lambda values: values.get("round") == b"on")
+        node.ear.hears(Found, mark)
+        node.ear.has("round", b"on")
 
 
 # ---------------------------------------------------------------- three members
@@ -329,15 +287,14 @@ def test_three_members_go_on_without_their_leader(etcd_cluster: EtcdCluster) -> 
     with Listening(etcd_cluster.endpoint) as node:
         node.start()
         node.register(b"me")
-        node.until(lambda values: node.key in values)
-        mark = node.mark()
+        mark = len(node.ear.events)
         written = _count(node, range(20))
         etcd_cluster.leader().kill()
         # Writes fail while there is no leader; each that is done is done once.
         for number in range(20, 40):
             written.append(str(number).encode())
             _insist(node, written[-1])
-        node.until(lambda values: values.get("round") == b"39")
+        node.ear.has("round", b"39")
         assert node.written("round", mark) == written
         assert node.values()[node.key] == b"me"
 
@@ -346,15 +303,15 @@ def test_a_member_without_a_majority_is_lost_until_it_has_one(etcd_cluster: Etcd
     alone, *others = etcd_cluster.members
     with Listening(alone.endpoint) as node:
         node.start()
-        mark = node.mark()
+        mark = len(node.ear.events)
         for member in others:
             member.pause()
         # Its connection is whole; it says itself that it has no leader.
-        node.next(Lost, mark)
+        node.ear.hears(Lost, mark)
         with pytest.raises(StoreUnavailable):
             node.put("round", b"never agreed")
         for member in others:
             member.unpause()
-        node.next(Found, mark)
+        node.ear.hears(Found, mark)
         _insist(node, b"on")
-        node.until(lambda values: values.get("round") == b"on")
+        node.ear.has("round", b"on")

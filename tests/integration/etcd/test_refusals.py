@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
-import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -17,8 +16,10 @@ from elastic_runtime.rendezvous.core.notices import Notice, Sealed, StoreState, 
 from elastic_runtime.rendezvous.participant import NodeIdentity, Participant
 from elastic_runtime.rendezvous.policy import Policy
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
+from tests.conformance.store_contract import beating
 from tests.etcd_server import etcdctl
-from tests.integration.etcd.listening import endpoint
+from tests.integration.etcd.listening import allow, endpoint
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,33 +45,18 @@ class Seat:
         self.run_id = secrets.token_hex(8)
         store = EtcdStore(endpoint(hosts, **account), self.run_id, 5.0, PATIENCE)
         self._heard: list[Notice] = []
-        self._news = threading.Condition()
-        self.part = Participant(store, Policy(), NodeIdentity("a", "127.0.0.1", 1), self._hear)
-        self._over = threading.Event()
-        self._loop = threading.Thread(target=self._beat)
-        self._loop.start()
+        self.part = Participant(
+            store, Policy(), NodeIdentity("a", "127.0.0.1", 1), self._heard.append
+        )
         self.part.say(Join())
-
-    def _beat(self) -> None:
-        while not self._over.wait(0.3):
-            self.part.beat()
-
-    def _hear(self, notice: Notice) -> None:
-        with self._news:
-            self._heard.append(notice)
-            self._news.notify_all()
 
     def told(self, kind: type[_N], fits: Callable[[_N], bool]) -> _N:
         """Waits for a notice."""
-        deadline = time.monotonic() + PATIENCE
-        with self._news:
-            while True:
-                found = [one for one in self._heard if isinstance(one, kind) and fits(one)]
-                if found:
-                    return found[0]
-                left = deadline - time.monotonic()
-                assert left > 0, f"no such {kind.__name__}; heard {self._heard}"
-                self._news.wait(left)
+
+        def found() -> list[_N]:
+            return [one for one in self._heard if isinstance(one, kind) and fits(one)]
+
+        return wait_for(found, PATIENCE, f"a {kind.__name__}", lambda: str(self._heard))[0]
 
     def sealed(self, number: int) -> None:
         """Waits for a round."""
@@ -80,23 +66,18 @@ class Seat:
         """Says that the workers of a round have ended."""
         self.part.say(LeftRound(number, FaultReport(number, KILLED, "killed")))
 
-    def close(self) -> None:
-        self._over.set()
-        self._loop.join()
-        self.part.close()
-
 
 @pytest.fixture
 def seated() -> Iterator[Callable[..., Seat]]:
-    seats: list[Seat] = []
+    with ExitStack() as stack:
 
-    def sit(hosts: str, **account: str) -> Seat:
-        seats.append(Seat(hosts, **account))
-        return seats[-1]
+        def sit(hosts: str, **account: str) -> Seat:
+            seat = Seat(hosts, **account)
+            stack.callback(seat.part.close)
+            stack.enter_context(beating(seat.part.beat))
+            return seat
 
-    yield sit
-    for seat in seats:
-        seat.close()
+        yield sit
 
 
 def _fill(where: str) -> None:
@@ -148,21 +129,12 @@ def test_a_user_who_may_only_read_is_told_so_and_takes_part_once_it_may_write(
     new_etcd: NewEtcd, seated: Callable[..., Seat]
 ) -> None:
     where = new_etcd().endpoint
-    for command in (
-        "user add root:root-pw",
-        "user grant-role root root",
-        "user add reader:reader-pw",
-        "role add reads",
-        "role grant-permission --prefix=true reads read /",
-        "user grant-role reader reads",
-        "auth enable",
-    ):
-        etcdctl(where, *command.split())
+    allow(where, "reader:reader-pw", "read", "/")
     seat = seated(where, user="reader", password="reader-pw")
     said = seat.told(Waiting, lambda notice: "permission denied" in notice.reason)
     assert "user 'reader'" in said.reason
     assert "giving up in" in said.reason
-    may = "role grant-permission --prefix=true reads readwrite /"
+    may = "role grant-permission --prefix=true trains readwrite /"
     etcdctl(where, "--user", "root:root-pw", *may.split())
     seat.sealed(1)
 

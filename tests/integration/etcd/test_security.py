@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.server
-import socket
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +13,12 @@ from elastic_runtime.errors import EXIT_STORE_UNREACHABLE, StoreUnavailable, Usa
 from elastic_runtime.rendezvous.store_contract import Found, Lost, Refused
 from elastic_runtime.rendezvous.stores.etcd.etcd_adapter import EtcdStore
 from elastic_runtime.rendezvous.stores.etcd.etcd_errors import StoreRefused
-from tests.etcd_server import EtcdProcess, etcdctl, free_port
+from tests.etcd_server import EtcdProcess, free_port
 from tests.integration.etcd import certificates
-from tests.integration.etcd.listening import Listening, endpoint
+from tests.integration.etcd.listening import Listening, allow, endpoint
+from tests.strangers import speaking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tests.conftest import NewEtcd
     from tests.etcd_server import EtcdServer
     from tests.integration.etcd.certificates import Certificates
@@ -34,8 +31,8 @@ PASSWORD = "correct horse"
 def _refused(where: Endpoint) -> str:
     """The reason with which a store is refused; a read must say the same."""
     with Listening(where) as node:
-        node.store.start(node.key, node.hear)
-        why: str = node.next(Refused).why
+        node.store.start(node.key, node.ear)
+        why: str = node.ear.hears(Refused).why
         with pytest.raises(StoreRefused) as refusal:
             node.store.read("")
         assert refusal.value.exit_code == EXIT_STORE_UNREACHABLE
@@ -51,22 +48,7 @@ def _refused(where: Endpoint) -> str:
 def locked(new_etcd: NewEtcd) -> EtcdServer:
     """An etcd that asks for a user and a password."""
     server = new_etcd()
-    etcdctl(server.endpoint, "user", "add", "root:root-pw")
-    etcdctl(server.endpoint, "role", "add", "root")
-    etcdctl(server.endpoint, "user", "grant-role", "root", "root")
-    etcdctl(server.endpoint, "user", "add", f"trainer:{PASSWORD}")
-    etcdctl(server.endpoint, "role", "add", "trains")
-    etcdctl(
-        server.endpoint,
-        "role",
-        "grant-permission",
-        "--prefix=true",
-        "trains",
-        "readwrite",
-        "/test/",
-    )
-    etcdctl(server.endpoint, "user", "grant-role", "trainer", "trains")
-    etcdctl(server.endpoint, "auth", "enable")
+    allow(server.endpoint, f"trainer:{PASSWORD}", "readwrite", "/test/")
     return server
 
 
@@ -76,28 +58,24 @@ def test_a_user_with_the_right_password_works_and_signs_in_again(locked: EtcdSer
         node.start()
         node.register(b"me")
         node.until(lambda values: values == {node.key: b"me"})
-        mark = node.mark()
+        mark = len(node.ear.events)
         # etcd keeps tokens in memory: after a restart ours is worth nothing.
         locked.restart()
-        node.next(Found, mark)
+        node.ear.hears(Found, mark)
         node.put("round", b"on")
         node.until(lambda values: values == {node.key: b"me", "round": b"on"})
-        assert not any(isinstance(event, Refused) for event in node.events)
+        assert not any(isinstance(event, Refused) for event in node.ear.events)
 
 
-def test_a_wrong_password_is_refused_and_not_repeated_to_anybody(locked: EtcdServer) -> None:
+def test_who_is_not_let_in_is_told_why_and_no_password_is_repeated(locked: EtcdServer) -> None:
     why = _refused(endpoint(locked.endpoint, user="trainer", password="tr0ub4dor"))
     assert "invalid user ID or password" in why
     assert "tr0ub4dor" not in why
-
-
-def test_no_user_is_refused_where_one_is_asked_for(locked: EtcdServer) -> None:
     assert "name one with --etcd-user" in _refused(endpoint(locked.endpoint))
-
-
-def test_a_user_without_the_right_is_refused(locked: EtcdServer) -> None:
-    where = Endpoint("etcd", (locked.endpoint,), "elsewhere", user="trainer", password=PASSWORD)
-    assert "permission denied" in _refused(where)
+    without_right = Endpoint(
+        "etcd", (locked.endpoint,), "elsewhere", user="trainer", password=PASSWORD
+    )
+    assert "permission denied" in _refused(without_right)
 
 
 def test_a_password_for_an_etcd_without_passwords_does_no_harm(etcd: EtcdServer) -> None:
@@ -181,30 +159,6 @@ def test_certificate_files_that_do_not_fit_are_named(certs: Certificates) -> Non
 # ---------------------------------------------------------------- not an etcd
 
 
-@contextmanager
-def _listener(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    port = free_port()
-    server = socket.create_server(("127.0.0.1", port))
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with connection:
-                serve(connection)
-
-    thread = threading.Thread(target=accept, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
-        thread.join()
-
-
 class _Silent(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
@@ -222,7 +176,7 @@ def test_a_web_server_is_no_etcd(tmp_path: Any) -> None:
 
 
 def test_another_protocol_is_no_etcd() -> None:
-    with _listener(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as where:
+    with speaking(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as where:
         assert "is no etcd: it does not speak HTTP" in _refused(endpoint(where))
 
 
@@ -230,24 +184,24 @@ def test_a_proxy_without_its_etcd_is_waited_for() -> None:
     unavailable = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
     for answer in (b"", unavailable):
         with (
-            _listener(lambda connection, answer=answer: connection.sendall(answer)) as where,
+            speaking(lambda connection, answer=answer: connection.sendall(answer)) as where,
             Listening(where) as node,
         ):
-            node.store.start(node.key, node.hear)
-            node.next(Lost)
-            assert not any(isinstance(event, Refused) for event in node.events)
+            node.store.start(node.key, node.ear)
+            node.ear.hears(Lost)
+            assert not any(isinstance(event, Refused) for event in node.ear.events)
 
 
 def test_an_etcd_that_is_not_there_yet_is_waited_for() -> None:
     port = free_port()
     with Listening(f"127.0.0.1:{port}") as node:
-        node.store.start(node.key, node.hear)
-        why = node.next(Lost).why
+        node.store.start(node.key, node.ear)
+        why = node.ear.hears(Lost).why
         assert f"127.0.0.1:{port}" in why
         assert why.endswith("cannot be reached: Connection refused")
         server = EtcdProcess(port=port)
         try:
-            node.next(Found)
+            node.ear.hears(Found)
             node.register(b"me")
             node.until(lambda values: values == {node.key: b"me"})
         finally:

@@ -45,7 +45,7 @@ def test_another_host_serves_where_one_is_no_etcd(stranger: str, etcd: EtcdServe
         node.start()
         node.put("job", b"1")
         node.until(lambda values: values == {"job": b"1"})
-        assert not any(isinstance(event, Refused) for event in node.events)
+        assert not any(isinstance(event, Refused) for event in node.ear.events)
 
 
 @pytest.mark.usefixtures("first")

@@ -30,7 +30,8 @@ from elastic_runtime.worker.recovery.recovery_source import (
     RecoveryKind,
     StateVersion,
 )
-from tests.model.in_place.parts import ModelStorage, Process, Save, Violation, process, steps_of
+from tests.model.clockwork import Violation
+from tests.model.in_place.parts import ModelStorage, Process, Save, process, steps_of
 
 if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 History = tuple[int, ...]
 
 
-class Violation(AssertionError):
-    """Something that must never be."""
-
-
 class ModelStorage(Storage):
     """Checkpoints as histories, with the real rules of terms."""
 
