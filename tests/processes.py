@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -17,7 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tests import zygote
+
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Self
 
@@ -32,7 +34,7 @@ _PROC = Path("/proc")
 
 def elastic_run(*arguments: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """Runs ``elastic-run`` in a folder to its end; says how it ended, and what it has printed."""
-    return subprocess.run(
+    return zygote.run(
         [sys.executable, "-m", "elastic_runtime", *arguments],
         cwd=folder,
         env={**os.environ, **environ},
@@ -78,7 +80,7 @@ class Launcher:
             environ: variables beside those of this process.
             streams: as for ``Popen``.
         """
-        process: subprocess.Popen[Any] = subprocess.Popen(
+        process = zygote.start(
             [*before, sys.executable, "-m", "elastic_runtime", *map(str, arguments)],
             cwd=self._folder,
             env={**os.environ, **(environ or {}), MARKER: self.mark},

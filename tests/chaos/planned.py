@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tests import processes
+from tests import processes, zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -107,7 +107,7 @@ class Task:
         environ = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT), processes.MARKER: mark}
         try:
             with log.open("wb") as out:
-                done = subprocess.run(
+                done = zygote.run(
                     [sys.executable, "-m", "elastic_runtime", *nodes, str(job), f"{folder}/task"],
                     env={**os.environ, **environ},
                     stdin=subprocess.DEVNULL,
