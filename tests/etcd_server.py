@@ -355,7 +355,7 @@ class EtcdCluster:
     """
 
     def __init__(self, containers: bool) -> None:
-        self.members: tuple[EtcdServer, ...] = ()
+        self.members: list[EtcdServer] = []
         self._network: Any = None
         try:
             if containers:
@@ -369,15 +369,12 @@ class EtcdCluster:
             raise
         self.endpoint = ",".join(member.endpoint for member in self.members)
 
-    def _add(self, member: EtcdServer) -> None:
-        self.members = (*self.members, member)  # at once, so that ``close`` knows it
-
     def _processes(self) -> None:
         ports = [free_port() for _ in range(3)]
         peers = ",".join(f"m{i}=http://127.0.0.1:{port}" for i, port in enumerate(ports))
         for i, port in enumerate(ports):
             flags = ("--name", f"m{i}", "--initial-cluster", peers)
-            self._add(EtcdProcess(*flags, peer_port=port, ready=False))
+            self.members.append(EtcdProcess(*flags, peer_port=port, ready=False))
 
     def _containers(self) -> None:
         network = docker_engine.testcontainers().Network(
@@ -391,7 +388,9 @@ class EtcdCluster:
                 *("--listen-peer-urls", "http://0.0.0.0:2380"),
                 *("--initial-advertise-peer-urls", f"http://{name}:2380"),
             ]
-            self._add(EtcdContainer(*flags, network=self._network, name=name, ready=False))
+            self.members.append(
+                EtcdContainer(*flags, network=self._network, name=name, ready=False)
+            )
 
     def leader(self) -> EtcdServer:
         """The member that leads, as etcd's own client sees it; waits while none does."""

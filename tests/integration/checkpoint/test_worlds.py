@@ -303,7 +303,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read(
     save_steps(tmp_path, 1, 2)
     read_manifest, doomed = LocalStorage.read_manifest, 2
 
-    def read_and_delete(self: LocalStorage, which: CheckpointId) -> Manifest:
+    def read_and_delete(self: LocalStorage, which: CheckpointId) -> Manifest | None:
         manifest = read_manifest(self, which)
         if which.step == doomed:
             shutil.rmtree(tmp_path / which.name)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from typing import TYPE_CHECKING
 
 from tests.etcd_server import free_port
+
+if TYPE_CHECKING:
+    from typing import Self
 
 _PREFACE, _HEAD = 24, 9
 # SETTINGS, PING, WINDOW_UPDATE.
@@ -31,7 +35,7 @@ class Proxy:
         self.mute = False
         self.heal()
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
