@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -69,32 +70,28 @@ class Cluster:
 
     def apply(self, item: Object) -> Object:
         """Creates an object, or makes it so."""
-        resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
-        place = {"namespace": space} if (space := item["metadata"].get("namespace")) else {}
-        made = resource.server_side_apply(
-            body=item, name=item["metadata"]["name"], field_manager=MANAGER, **place
-        )
+        resource, place = self._place(item)
+        made = resource.server_side_apply(body=item, field_manager=MANAGER, **place)
         return dict(made.to_dict())
 
     def find(self, item: Object) -> Object | None:
         """An object as it is now, if it is there."""
         try:
-            resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
-            place = {"namespace": space} if (space := item["metadata"].get("namespace")) else {}
-            return dict(resource.get(name=item["metadata"]["name"], **place).to_dict())
+            resource, place = self._place(item)
+            return dict(resource.get(**place).to_dict())
         except (NotFoundError, ResourceNotFoundError):
             return None
 
     def delete(self, item: Object) -> None:
         """Removes an object, if it is there."""
-        if self.find(item) is None:
-            return
+        with contextlib.suppress(NotFoundError, ResourceNotFoundError):
+            resource, place = self._place(item)
+            resource.delete(**place)
+
+    def _place(self, item: Object) -> tuple[Any, dict[str, str]]:
         resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
-        place = {"namespace": space} if (space := item["metadata"].get("namespace")) else {}
-        try:
-            resource.delete(name=item["metadata"]["name"], **place)
-        except NotFoundError:
-            pass
+        names = ("name", "namespace")
+        return resource, {key: item["metadata"][key] for key in names if item["metadata"].get(key)}
 
     # Pods
 

@@ -141,6 +141,13 @@ def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
         one.close()
 
 
+def assert_refused(ctl: Ctl, words: str, *arguments: str, code: int = 2) -> str:
+    """A command ends with this code, and says these words; all that it says of it."""
+    ended, _, err = ctl(*arguments)
+    assert (ended, words in err) == (code, True), err
+    return err
+
+
 def add_job(cluster: FakeCluster, name: str = "one", **flags: Any) -> dict[str, Any]:
     """A job of two pods, as ``elasticctl submit`` makes it, in the cluster."""
     flags = {"low": 1, "high": 4, "replicas": 2, "namespace": "default", **flags}

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,6 @@ from tests.kube.cluster import FakeCluster
 from tests.kube.kinds import JOB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _PATIENCE = 60.0
@@ -72,7 +73,8 @@ class Running:
         return self.log.read_text()[-8000:]
 
 
-Start = "Callable[..., Running]"
+Start = Callable[..., Running]
+Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def start(cluster: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(cluster: FakeCluster, tmp_path: Path) -> Iterator[Start]:
     """Starts controllers; options are those of the command."""
     started: list[Running] = []
 
@@ -105,13 +107,13 @@ def start(cluster: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., Runnin
 
 
 @pytest.fixture
-def controller(start: Callable[..., Running]) -> Running:
+def controller(start: Start) -> Running:
     """One controller that looks after all jobs."""
     return start()
 
 
 @pytest.fixture
-def submit(cluster: FakeCluster) -> Callable[..., dict[str, Any]]:
+def submit(cluster: FakeCluster) -> Run:
     """Submits a job; keywords go into its spec."""
 
     def submit(name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
@@ -132,9 +134,7 @@ def submit(cluster: FakeCluster) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def running(
-    cluster: FakeCluster, controller: Running, submit: Callable[..., Any]
-) -> Callable[..., dict[str, Any]]:
+def running(cluster: FakeCluster, controller: Running, submit: Run) -> Run:
     """Submits a job and waits until all its pods run."""
 
     def run(name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
@@ -157,3 +157,40 @@ def wait_until_running(cluster: FakeCluster, name: str, replicas: int) -> None:
         )
 
     cluster.wait_for(runs, f"{replicas} pods of {name} run")
+
+
+def uids(cluster: FakeCluster, job: str = "digits") -> dict[str, str]:
+    """The identities of a job's workers, by name."""
+    return {name: pod["metadata"]["uid"] for name, pod in cluster.pods(job).items()}
+
+
+@contextmanager
+def replaced(cluster: FakeCluster, name: str, job: str = "digits") -> Iterator[None]:
+    """What is done within has a pod replaced: waits for another one of its name."""
+    before = uids(cluster, job)[name]
+    yield
+    cluster.wait_for(lambda: uids(cluster, job).get(name, before) != before, f"another {name}")
+
+
+def has_warned(cluster: FakeCluster, words: str) -> None:
+    """Waits for an event of the job that holds these words."""
+    cluster.wait_for(
+        lambda: any(
+            words in one["message"] for one in cluster.events("digits") if one["type"] == "Warning"
+        ),
+        f"a warning with {words!r}",
+    )
+
+
+def let_pass(cluster: FakeCluster, renewals: int) -> None:
+    """Returns after so many renewals of the Lease: the only thing that goes on by itself."""
+    until = cluster.counts()["update leases"] + renewals
+    cluster.wait_for(lambda: cluster.counts()["update leases"] >= until, f"{renewals} renewals")
+
+
+def assert_idle(cluster: FakeCluster) -> None:
+    """Whoever has nothing to do asks nothing."""
+    let_pass(cluster, 2)
+    before = cluster.counts()
+    let_pass(cluster, 3)
+    assert set(cluster.counts() - before) == {"update leases"}

@@ -12,15 +12,10 @@ from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import JOB, LEASE, POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Run, Start
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
     from tests.kube.store import Change
-
-    Run = Callable[..., dict[str, Any]]
-    Start = Callable[..., Running]
 
 _JOBS = 5
 _BLOWS = 150
@@ -96,8 +91,7 @@ def _strike(cluster: FakeCluster, dice: random.Random, wanted: dict[str, int]) -
         elif what == "scale":
             name = dice.choice(sorted(wanted))
             wanted[name] = dice.randint(1, 4)
-            worker = {"Worker": {"replicas": wanted[name]}}
-            cluster.edit(JOB, name, {"spec": {"replicaSpecs": worker}})
+            cluster.scale(name, wanted[name])
         elif what in ("break", "forget"):
             cluster.break_watches(forget=what == "forget")
     if dice.random() < 0.3:

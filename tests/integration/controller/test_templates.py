@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.integration.controller.conftest import (
+    NAMESPACE,
+    has_warned,
+    uids,
+    wait_until_running,
+)
 from tests.kube.kinds import BUDGET, JOB, POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Run, Running
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
-
-    Run = Callable[..., dict[str, Any]]
 
 
 def template(image: str = "train", **more: Any) -> dict[str, Any]:
@@ -36,36 +37,21 @@ def reasons(cluster: FakeCluster) -> list[str]:
     return [event["reason"] for event in cluster.events("digits")]
 
 
-def says(cluster: FakeCluster, type: str, reason: str) -> bool:
-    return cluster.condition("digits", type).get("reason") == reason
-
-
 # ---------------------------------------------------------------- what is misspelt
 
 
 def test_a_misspelt_field_is_named_before_anything_is_made(
     cluster: FakeCluster, controller: Running, submit: Run
 ) -> None:
-    submit(worker={"template": template(arg=["train.py"])})
-    cluster.wait_for(lambda: says(cluster, "Running", "TemplateRefused"), "it is refused")
-    told = cluster.condition("digits", "Running")["message"]
+    with cluster.trouble(checks_pods, 500, "InternalError", "not now", times=2):
+        submit(worker={"template": template(arg=["train.py"])})
+        told = cluster.await_condition("digits", "Running", "TemplateRefused")["message"]
     assert "spec.replicaSpecs.Worker.template.spec.containers[0].arg: " in told
     assert 'unknown field "spec.containers[0].arg"' in told
     assert cluster.store.list(POD) == []
     change(cluster, template())
     wait_until_running(cluster, "digits", 2)
     assert reasons(cluster).count("TemplateRefused") == 1
-
-
-def test_an_amount_that_is_none_is_named(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    submit(worker={"template": template(resources={"limits": {"memory": "2Gb"}})})
-    cluster.wait_for(lambda: says(cluster, "Created", "InvalidSpec"), "it is refused")
-    told = cluster.condition("digits", "Created")["message"]
-    assert told.startswith(
-        "spec.replicaSpecs.Worker.template.spec.containers[0].resources.limits.memory: '2Gb'"
-    )
 
 
 def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(
@@ -86,7 +72,7 @@ def test_a_changed_template_is_told(cluster: FakeCluster, running: Run) -> None:
     running()
     change(cluster, template("train:2"))
     cluster.wait_for(lambda: "TemplateChanged" in reasons(cluster), "an event")
-    cluster.wait_for(lambda: says(cluster, "Outdated", "OnRecreate"), "a condition")
+    cluster.await_condition("digits", "Outdated", "OnRecreate")
     assert images(cluster) == ["train", "train"]
     cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 137)
     cluster.wait_for(lambda: images(cluster) == ["train:2", "train"], "a new pod has the new one")
@@ -102,7 +88,8 @@ def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run)
         there = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         fewest = min(fewest, len(there))
         status = cluster.job("digits")["status"]
-        return says(cluster, "Outdated", "UpToDate") and status["updatedReplicas"] == 3
+        reason = cluster.condition("digits", "Outdated").get("reason")
+        return reason == "UpToDate" and status["updatedReplicas"] == 3
 
     # Each round is one more, as the agents say it; all that run are in it.
     cluster.agents.count_rounds = True
@@ -124,11 +111,8 @@ def test_an_etcd_without_an_image_is_told_and_mended(
     submit(etcd={"image": "nowhere/etcd"})
     cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "its etcd")
     cluster.kubelet.wait_for_image(NAMESPACE, "digits-etcd")
-    cluster.wait_for(lambda: says(cluster, "Running", "ImagePullFailed"), "it is told")
-    assert (
-        "spec.etcd.image: the image 'nowhere/etcd'"
-        in (cluster.condition("digits", "Running")["message"])
-    )
+    told = cluster.await_condition("digits", "Running", "ImagePullFailed")["message"]
+    assert "spec.etcd.image: the image 'nowhere/etcd'" in told
     cluster.kubelet.runs = True
     cluster.edit(JOB, "digits", {"spec": {"etcd": {"image": "good/etcd"}}})
     wait_until_running(cluster, "digits", 2)
@@ -172,11 +156,8 @@ def test_why_a_job_failed_is_what_its_agent_said_last(cluster: FakeCluster, runn
     running(replicas=1)
     words = "there is no script 'trian.py' in '/app'"
     cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 2, message=f"{words}\n")
-    cluster.wait_for(lambda: says(cluster, "Failed", "UsageError"), "it fails")
-    assert words in cluster.condition("digits", "Failed")["message"]
-    cluster.wait_for(
-        lambda: any(words in event["message"] for event in cluster.events("digits")), "an event"
-    )
+    assert words in cluster.await_condition("digits", "Failed", "UsageError")["message"]
+    has_warned(cluster, words)
 
 
 def test_the_last_step_is_what_the_agent_said_last(cluster: FakeCluster, running: Run) -> None:
@@ -185,18 +166,10 @@ def test_the_last_step_is_what_the_agent_said_last(cluster: FakeCluster, running
     report = {"run_id": run_id, "round": 1, "world": 1, "step": 120, "checkpoint_step": 118}
     text = f"training is done\n{json.dumps(report)}\n"
     cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 0, message=text)
-    cluster.wait_for(lambda: says(cluster, "Succeeded", "Done"), "it is done")
+    cluster.await_condition("digits", "Succeeded", "Done")
     status = cluster.job("digits")["status"]
+    assert status["completionTime"]
     assert (status["step"], status["lastCheckpointStep"]) == (120, 118)
-
-
-def test_a_first_step_is_written_at_once(cluster: FakeCluster, running: Run) -> None:
-    running()
-    cluster.wait_for(lambda: cluster.job("digits")["status"].get("round") == 1, "a round")
-    cluster.agents.say["digits"] = {"step": 3}
-    cluster.wait_for(
-        lambda: cluster.job("digits")["status"].get("step") == 3, "its first step", patience=15
-    )
 
 
 # ---------------------------------------------------------------- answers that are none
@@ -206,50 +179,24 @@ def checks_pods(request: Request) -> bool:
     return request.kind == POD and request.query.get("dryRun") == "All"
 
 
-def test_a_rollout_loses_no_pod_to_a_template_that_is_refused(
+def test_a_rollout_loses_no_pod_to_what_is_refused_or_forbidden_or_fails(
     cluster: FakeCluster, running: Run
 ) -> None:
+    def deletes(request: Request) -> bool:
+        return request.verb == "delete" and request.kind == POD
+
     running(replicas=3, rollout="Rolling")
-    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
+    before = uids(cluster)
     change(cluster, template(resource={}))
-    cluster.wait_for(lambda: says(cluster, "Outdated", "TemplateRefused"), "it is told")
-    now = {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
-    assert now == before
-
-
-def test_what_is_forbidden_otherwise_is_told_before_a_pod_goes(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running(replicas=3, rollout="Rolling")
+    cluster.await_condition("digits", "Outdated", "TemplateRefused")
     said = 'pods "digits-worker-check" is forbidden: violates PodSecurity "restricted:latest"'
     with cluster.trouble(checks_pods, 403, "Forbidden", said):
         change(cluster, template("train:2"))
         cluster.wait_for(lambda: "Forbidden" in reasons(cluster), "it is told")
-        assert images(cluster) == ["train"] * 3
-    cluster.agents.count_rounds = True
-    cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "it is asked again")
-
-
-def test_a_check_that_fails_is_made_again(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    with cluster.trouble(checks_pods, 500, "InternalError", "not now", times=2):
-        submit(worker={"template": template(arg=["train.py"])})
-        cluster.wait_for(lambda: says(cluster, "Running", "TemplateRefused"), "it is refused")
-    assert cluster.store.list(POD) == []
-
-
-def test_a_pod_that_is_to_go_is_deleted_again_if_that_failed(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running(replicas=3, rollout="Rolling")
-
-    def deletes(request: Request) -> bool:
-        return request.verb == "delete" and request.kind == POD
-
+        assert uids(cluster) == before
+    # It is asked again, and so is for a pod to be deleted.
     cluster.agents.count_rounds = True
     with cluster.trouble(deletes, 500, "InternalError", "not now", times=1):
-        change(cluster, template("train:2"))
         cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "all pods have it")
 
 
@@ -262,8 +209,7 @@ def test_what_is_refused_of_etcd_is_not_blamed_on_the_workers(
     said = 'Pod "digits-etcd" is invalid: spec.containers[0].resources.requests: Invalid value'
     with cluster.trouble(makes_etcd, 422, "Invalid", said):
         submit(etcd={"template": {"spec": {"terminationGracePeriodSeconds": 1}}})
-        cluster.wait_for(lambda: says(cluster, "Running", "Rejected"), "it is told")
-    told = cluster.condition("digits", "Running")["message"]
+        told = cluster.await_condition("digits", "Running", "Rejected")["message"]
     assert "spec.etcd.template: the API server refuses what the job asks for" in told
     wait_until_running(cluster, "digits", 2)
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
-from tests.integration.controller.test_quiet import let_pass
+from tests.integration.controller.conftest import NAMESPACE, assert_idle, wait_until_running
 from tests.kube.disruptions import NODE, add_nodes
-from tests.kube.kinds import JOB, POD
+from tests.kube.kinds import POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Run, Start
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
-
-    Run = Callable[..., dict[str, Any]]
-    Start = Callable[..., Running]
 
 _LABELS = "--topology-labels=zone,block,rack"
 _NOTE = "elastic.pytorch.org/topology"
@@ -67,10 +61,7 @@ def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_
     assert cluster.counts()["get nodes"] == 2
     assert cluster.counts()["patch pods"] == 4
 
-    let_pass(cluster, 2)
-    before = cluster.counts()
-    let_pass(cluster, 3)
-    assert set(cluster.counts() - before) == {"update leases"}
+    assert_idle(cluster)
 
     cluster.kubelet.lose(NAMESPACE, "digits-worker-3")
     cluster.wait_for(lambda: cluster.counts()["patch pods"] == 5, "its successor is told")
@@ -78,21 +69,17 @@ def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_
 
 
 def test_a_job_has_its_own_labels_or_none(cluster: FakeCluster, start: Start, submit: Run) -> None:
-    add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
     start(_LABELS)
+    submit()
+    wait_until_told(cluster, {"-": 2})  # there is no such node
+    wait_until_running(cluster, "digits", 2)
+    assert warnings(cluster) == []
+    add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
     submit("own", replicas=1, topology={"nodeLabels": ["rack"]})
     wait_until_told(cluster, {"r1": 1}, "own")
     submit("none", replicas=1, topology={"nodeLabels": []})
     wait_until_running(cluster, "none", 1)
     assert told(cluster, "none") == {"none-worker-0": "is not to be told"}
-
-
-def test_a_node_that_is_gone_has_no_place(cluster: FakeCluster, start: Start, submit: Run) -> None:
-    start(_LABELS)
-    submit()
-    wait_until_told(cluster, {"-": 2})
-    wait_until_running(cluster, "digits", 2)
-    assert warnings(cluster) == []
 
 
 def test_who_may_not_read_nodes_says_so_once_and_jobs_run(
@@ -105,14 +92,10 @@ def test_who_may_not_read_nodes_says_so_once_and_jobs_run(
         wait_until_running(cluster, "digits", 2)
         wait_until_told(cluster, {"-": 2})
         cluster.wait_for(lambda: warnings(cluster), "a warning")
-        worker = {"replicaSpecs": {"Worker": {"replicas": 3}}}
-        cluster.edit(JOB, "digits", {"spec": worker})
+        cluster.scale("digits", 3)
         wait_until_running(cluster, "digits", 3)
         wait_until_told(cluster, {"-": 3})
-        let_pass(cluster, 2)
-        before = cluster.counts()
-        let_pass(cluster, 3)
-        assert set(cluster.counts() - before) == {"update leases"}
+        assert_idle(cluster)
         assert cluster.counts()["get nodes"] == 1
     [said] = warnings(cluster)
     assert 'cannot get resource "nodes"' in said and "topologyLabels" in said
@@ -128,10 +111,7 @@ def test_who_may_not_patch_pods_makes_them_nevertheless(
         submit(replicas=4)
         wait_until_running(cluster, "digits", 4)
         cluster.wait_for(lambda: warnings(cluster), "a warning")
-        let_pass(cluster, 2)
-        before = cluster.counts()
-        let_pass(cluster, 3)
-        assert set(cluster.counts() - before) == {"update leases"}
+        assert_idle(cluster)
         assert cluster.counts()["patch pods"] == 1
     assert told(cluster) == {f"digits-worker-{n}": "" for n in range(4)}
     assert len(warnings(cluster)) == 1
@@ -161,7 +141,14 @@ def test_a_pod_that_has_its_place_later_is_told_then(
     submit()
     wait_until_told(cluster, {"r1": 1, "": 1})
     assert cluster.counts()["get nodes"] == 1
+    # A job trains with those of its pods that find a place.
+    cluster.await_condition("digits", "Running")
+    cluster.wait_for(
+        lambda: cluster.job("digits")["status"]["replicaStatuses"]["Worker"]["pending"] == 1,
+        "one waits",
+    )
 
     cluster.kubelet.capacity = 3
     cluster.kubelet.place_pending()
     wait_until_told(cluster, {"r1": 2})
+    wait_until_running(cluster, "digits", 2)
