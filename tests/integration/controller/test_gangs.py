@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.integration.controller.conftest import wait_until_running
 from tests.kube import pod_groups
 from tests.kube.kinds import JOB
 
@@ -23,18 +23,12 @@ _GANGS = [
 ]
 
 
-def _install(cluster: FakeCluster, *kinds: Kind) -> None:
-    """The cluster has PodGroups of these kinds, and checks them."""
-    cluster.server.catalogue.kinds.extend(kinds)
-    cluster.store.webhooks.append(pod_groups.check_pod_group)
-
-
 def _scheduling(gang: str) -> dict[str, str]:
     return {"gang": gang, **({"queue": "team"} if gang in ("volcano", "kai") else {})}
 
 
 @pytest.mark.parametrize(("gang", "kind", "spec"), _GANGS, ids=[k.group for _, k, _ in _GANGS])
-def test_the_minimum_of_a_job_is_a_gang(
+def test_the_minimum_of_a_job_is_a_gang_as_long_as_a_pod_needs_it(
     cluster: FakeCluster,
     controller: Running,
     submit: Run,
@@ -42,7 +36,8 @@ def test_the_minimum_of_a_job_is_a_gang(
     kind: Kind,
     spec: dict[str, Any],
 ) -> None:
-    _install(cluster, kind)
+    cluster.server.catalogue.kinds.append(kind)
+    cluster.store.webhooks.append(pod_groups.check_pod_group)
     job = submit(replicas=3, minReplicas=2, scheduling=_scheduling(gang))
     cluster.wait_for(lambda: len(cluster.pods("digits")) == 3, "its pods")
 
@@ -59,6 +54,9 @@ def test_the_minimum_of_a_job_is_a_gang(
         }
         assert named[gang] == group["metadata"]["name"]
         assert [name for name, value in named.items() if value] == [gang]
+
+    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
+    cluster.wait_for(lambda: not cluster.store.list(kind), "it goes")
 
 
 @pytest.mark.parametrize(
@@ -81,21 +79,3 @@ def test_a_cluster_without_such_groups_is_told_and_not_asked_for_them(
     cluster.edit(JOB, "digits", {"spec": {"scheduling": None}})
     wait_until_running(cluster, "digits", 2)
     assert not [name for name in cluster.counts() - asked if "podgroups" in name]
-
-
-def test_the_group_goes_when_no_pod_needs_it(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    _install(cluster, pod_groups.COSCHEDULING)
-    submit(replicas=2, minReplicas=2, scheduling={"gang": "coscheduling"})
-    wait_until_running(cluster, "digits", 2)
-
-    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
-    cluster.wait_for(lambda: not cluster.store.list(pod_groups.COSCHEDULING), "it goes")
-    cluster.edit(JOB, "digits", {"spec": {"suspend": False}})
-    wait_until_running(cluster, "digits", 2)
-    assert len(cluster.store.list(pod_groups.COSCHEDULING)) == 1
-
-    for name in list(cluster.pods("digits")):
-        cluster.kubelet.finish(NAMESPACE, name, 0)
-    cluster.wait_for(lambda: not cluster.store.list(pod_groups.COSCHEDULING), "it goes")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tests.kube.kinds import Kind
     from tests.kube.store import Change
 
-_GROUP = "kueue.x-k8s.io/pod-group-name"
 SCHEDULING = {"queue": "team", "priorityClass": "base", "surplusPriorityClass": "surplus"}
 
 
@@ -95,14 +94,6 @@ def fail_and_wait(cluster: FakeCluster, index: int, states: str) -> None:
     wait_until(cluster, states)
 
 
-def ask_for_something_else(cluster: FakeCluster) -> None:
-    """A user changes what each pod asks for."""
-    resources = {"requests": {"cpu": "500m"}}
-    container = {"name": "elasticjob-worker", "image": "train", "resources": resources}
-    worker = {"template": {"spec": {"containers": [container]}}}
-    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": worker}}})
-
-
 def message(cluster: FakeCluster, kind: str = "Running") -> str:
     return str(cluster.condition("digits", kind).get("message", ""))
 
@@ -111,14 +102,9 @@ def test_quota_takes_what_is_beyond_the_minimum_one_by_one_and_gives_it_back(
     cluster: FakeCluster, kueue: Kueue, queued: Run
 ) -> None:
     queued("RRRR")
-    pods = {index: cluster.pods("digits")[pod_at(cluster, index)] for index in range(4)}
-    groups = [pods[index]["metadata"]["labels"].get(_GROUP) for index in range(4)]
-    assert groups[0] == groups[1] != None  # noqa: E711
-    assert groups[2:] == [None, None]
     assert len(kueue.workloads) == 3
-    classes = [pods[i]["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] for i in range(4)]
-    assert classes == ["base", "base", "surplus", "surplus"]
-    assert pods[0]["metadata"]["finalizers"] == [MANAGED]
+    first = cluster.pods("digits")[pod_at(cluster, 0)]
+    assert first["metadata"]["finalizers"] == [MANAGED]
     kept = [pod_at(cluster, index) for index in range(2)]
 
     cluster.kubelet.removes = False
@@ -329,27 +315,3 @@ def test_a_job_that_has_ended_gives_its_quota_back_and_keeps_its_logs(
     cluster.await_condition("digits", condition)
     cluster.wait_for(lambda: kueue.is_admitted("waits"), "the quota is free")
     assert condition in {pod["status"]["phase"] for pod in cluster.pods("digits").values()}
-
-
-def test_a_waiting_job_that_asks_for_less_is_a_new_group(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
-) -> None:
-    queued("gg", quota=1, replicas=4)
-    before = cluster.wait_for(lambda: next(iter(kueue.workloads), None), "Kueue has seen it")
-
-    ask_for_something_else(cluster)
-    cluster.wait_for(
-        lambda: kueue.workloads and before not in kueue.workloads, "Kueue sees other pods"
-    )
-    kueue.set_quota(4)
-    wait_until(cluster, "RRRR")
-
-
-def test_a_pod_of_another_shape_joins_no_group(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
-) -> None:
-    """It would wait for ever there; alone it gets its own quota."""
-    queued("RR", quota=4)
-    ask_for_something_else(cluster)
-    fail_and_wait(cluster, 1, "RR")
-    assert _GROUP not in cluster.pods("digits")[pod_at(cluster, 1)]["metadata"]["labels"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from tests.integration.controller.conftest import NAMESPACE, assert_idle, wait_until_running
 from tests.kube.disruptions import NODE, add_nodes
@@ -82,39 +84,28 @@ def test_a_job_has_its_own_labels_or_none(cluster: FakeCluster, start: Start, su
     assert told(cluster, "none") == {"none-worker-0": "is not to be told"}
 
 
-def test_who_may_not_read_nodes_says_so_once_and_jobs_run(
-    cluster: FakeCluster, start: Start, submit: Run
+@pytest.mark.parametrize(
+    ("refused", "counted", "left"),
+    [(reads_nodes, "get nodes", "-"), (patches_pods, "patch pods", "")],
+)
+def test_who_may_not_says_so_once_and_jobs_run(
+    cluster: FakeCluster, start: Start, submit: Run, refused: Any, counted: str, left: str
 ) -> None:
+    add_nodes(cluster.store, "n1", labels={"rack": "r1"})
     start("--lease-seconds", "3")
-    message = 'nodes "node-1" is forbidden: User "elastic-controller" cannot get resource "nodes"'
-    with cluster.trouble(reads_nodes, 403, "Forbidden", message):
+    with cluster.trouble(refused, 403, "Forbidden", 'x "n1" is forbidden: User "y" cannot do it'):
         submit(topology={"nodeLabels": ["rack"]})
         wait_until_running(cluster, "digits", 2)
-        wait_until_told(cluster, {"-": 2})
+        wait_until_told(cluster, {left: 2})
         cluster.wait_for(lambda: warnings(cluster), "a warning")
         cluster.scale("digits", 3)
         wait_until_running(cluster, "digits", 3)
-        wait_until_told(cluster, {"-": 3})
+        wait_until_told(cluster, {left: 3})
         assert_idle(cluster)
-        assert cluster.counts()["get nodes"] == 1
+        assert cluster.counts()[counted] == 1
     [said] = warnings(cluster)
-    assert 'cannot get resource "nodes"' in said and "topologyLabels" in said
+    assert 'User "y" cannot do it' in said and "topologyLabels" in said
     assert cluster.condition("digits", "Running")["status"] == "True"
-
-
-def test_who_may_not_patch_pods_makes_them_nevertheless(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
-    add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    start("--lease-seconds", "3", "--topology-labels=rack")
-    with cluster.trouble(patches_pods, 403, "Forbidden", 'cannot patch resource "pods"'):
-        submit(replicas=4)
-        wait_until_running(cluster, "digits", 4)
-        cluster.wait_for(lambda: warnings(cluster), "a warning")
-        assert_idle(cluster)
-        assert cluster.counts()["patch pods"] == 1
-    assert told(cluster) == {f"digits-worker-{n}": "" for n in range(4)}
-    assert len(warnings(cluster)) == 1
 
 
 def test_a_server_that_stumbles_is_asked_again(
