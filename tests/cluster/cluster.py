@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ import yaml
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ApiException, NotFoundError, ResourceNotFoundError
+
+from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,10 +32,6 @@ def manifests(path: str) -> Iterator[Object]:
     for item in yaml.safe_load_all((ROOT / "deploy" / path).read_text()):
         if item:
             yield item
-
-
-class NotInTime(AssertionError):
-    """Something was waited for in vain; the message tells what there was in the cluster."""
 
 
 @dataclass(frozen=True)
@@ -165,15 +162,9 @@ class Cluster:
         """Looks until ``happened`` returns something true.
 
         Raises:
-            NotInTime: it did not; with what there is in the cluster.
+            Overdue: it did not; with what there is in the cluster.
         """
-        deadline = time.monotonic() + patience
-        while True:
-            if found := happened():
-                return found
-            if time.monotonic() > deadline:
-                raise NotInTime(f"{what}: not within {patience:g} s\n{self.story()}")
-            time.sleep(_PAUSE)
+        return processes.wait_for(happened, patience, what, self.story, _PAUSE)
 
     def story(self) -> str:
         """Jobs, pods, events and logs: what somebody needs who was not there."""

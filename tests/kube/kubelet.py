@@ -33,21 +33,20 @@ class Kubelet:
         self._net, self._addresses = random.randint(2, 250), 0
         store.listeners.append(self._on_change)
 
-    def run(self, namespace: str, name: str, ready: bool = True) -> None:
+    def run(self, namespace: str, name: str) -> None:
         """A pod is placed and its containers run."""
         self._addresses += 1
         high, low = divmod(self._addresses, 250)
         address = f"127.{self._net}.{high}.{low + 1}"
         status = {"phase": "Running", "startTime": now(), "podIP": address, "hostIP": "127.0.0.1"}
-        status["conditions"] = _conditions(PodScheduled=True, Initialized=True, Ready=ready)
-        self._show(namespace, name, status, {"running": {"startedAt": now()}}, ready)
+        status["conditions"] = _conditions(PodScheduled=True, Initialized=True, Ready=True)
+        self._show(namespace, name, status, {"running": {"startedAt": now()}}, True)
 
     def finish(
         self,
         namespace: str,
         name: str,
         code: int,
-        reason: str = "",
         log: str = "",
         message: str = "",
     ) -> None:
@@ -57,7 +56,6 @@ class Kubelet:
             namespace: of the pod.
             name: of the pod.
             code: what they exited with.
-            reason: of the container's end, such as ``OOMKilled``.
             log: what they have written at the end.
             message: their termination message.
         """
@@ -65,7 +63,7 @@ class Kubelet:
             self.write(namespace, name, log)
         ended = {
             "exitCode": code,
-            "reason": reason or ("Completed" if code == 0 else "Error"),
+            "reason": "Error" if code else "Completed",
             "startedAt": self._started(namespace, name),
             "finishedAt": now(),
             **({"message": message} if message else {}),

@@ -187,8 +187,6 @@ class ApiServer:
             answer = self.catalogue.group(parts[1])
         elif parts[0] == "apis" and len(parts) == 3:
             answer = self.catalogue.resources(parts[1], parts[2])
-        elif parts[0] in ("healthz", "readyz", "livez"):
-            return web.Response(text="ok")
         if answer is None:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         return _json(answer, 200)

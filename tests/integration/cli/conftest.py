@@ -127,8 +127,11 @@ class Running:
         self._lines.put(None)
 
 
+Start = Callable[..., Running]
+
+
 @pytest.fixture
-def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
+def start(environ: dict[str, str]) -> Iterator[Start]:
     """Starts a command that goes on."""
     running: list[Running] = []
 

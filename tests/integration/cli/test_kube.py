@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.integration.cli.conftest import PATIENCE, Ctl, Running, add_job, assert_refused
+from tests.integration.cli.conftest import PATIENCE, Ctl, Start, add_job, assert_refused
 from tests.kube.kinds import EVENT, JOB, POD
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.kube.cluster import FakeCluster
@@ -99,9 +98,7 @@ def test_options_of_the_script_are_told_their_place(quick: Ctl) -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 1), ("", 2)])
-def test_submit_waits_for_the_end(
-    cluster: FakeCluster, start: Callable[..., Running], end: str, code: int
-) -> None:
+def test_submit_waits_for_the_end(cluster: FakeCluster, start: Start, end: str, code: int) -> None:
     command = start("submit", "train.py", "--image", "x:1", "--name", "one", "--wait")
     command.until("submitted one")
     _say(cluster, "one", "Created", "Running", round=2, worldSize=3)
@@ -117,9 +114,7 @@ def test_submit_waits_for_the_end(
     )
 
 
-def test_an_interrupted_wait_leaves_the_job_alone(
-    cluster: FakeCluster, start: Callable[..., Running]
-) -> None:
+def test_an_interrupted_wait_leaves_the_job_alone(cluster: FakeCluster, start: Start) -> None:
     command = start("submit", "train.py", "--image", "x:1", "--name", "one", "--wait")
     command.until("submitted one")
     _say(cluster, "one", "Created")
@@ -153,7 +148,7 @@ def test_jobs_lists_what_a_namespace_or_the_cluster_has(cluster: FakeCluster, qu
     ]
 
 
-def test_jobs_are_watched(cluster: FakeCluster, start: Callable[..., Running]) -> None:
+def test_jobs_are_watched(cluster: FakeCluster, start: Start) -> None:
     add_job(cluster)
     command = start("jobs", "--watch", "--interval", "0.1", "--format", "json")
     command.until('"unseen"')
@@ -204,9 +199,7 @@ def test_status_goes_on_without_what_may_not_be_seen(cluster: FakeCluster, quick
         assert quick("events", "one")[0] == 4
 
 
-def test_status_is_watched_until_the_job_is_over(
-    cluster: FakeCluster, start: Callable[..., Running]
-) -> None:
+def test_status_is_watched_until_the_job_is_over(cluster: FakeCluster, start: Start) -> None:
     add_job(cluster)
     command = start("status", "one", "--watch", "--interval", "0.1", "--format", "json")
     command.until('"state": "unseen"')
@@ -268,9 +261,7 @@ def test_a_job_that_has_ended_is_not_changed(cluster: FakeCluster, quick: Ctl) -
         assert_refused(quick, "one has failed already", *arguments)
 
 
-def test_delete_waits_until_the_pods_are_gone(
-    cluster: FakeCluster, start: Callable[..., Running]
-) -> None:
+def test_delete_waits_until_the_pods_are_gone(cluster: FakeCluster, start: Start) -> None:
     add_job(cluster)
     pod = _add_pod(cluster, 0)
     cluster.kubelet.removes = False
@@ -314,7 +305,7 @@ def test_logs_of_all_pods_are_in_the_order_of_time(cluster: FakeCluster, quick: 
 
 
 def test_logs_are_followed_through_new_pods_and_broken_streams(
-    cluster: FakeCluster, start: Callable[..., Running]
+    cluster: FakeCluster, start: Start
 ) -> None:
     add_job(cluster)
     first = _add_pod(cluster, 0)
@@ -337,9 +328,7 @@ def test_logs_are_followed_through_new_pods_and_broken_streams(
     assert sorted(line.rpartition(" ")[2].strip() for line in lines) == ["1", "2", "3", "4"]
 
 
-def test_a_rank_is_followed_to_another_pod(
-    cluster: FakeCluster, start: Callable[..., Running]
-) -> None:
+def test_a_rank_is_followed_to_another_pod(cluster: FakeCluster, start: Start) -> None:
     add_job(cluster)
     first, second = _add_pod(cluster, 0), _add_pod(cluster, 1)
     command = start("logs", "one", "-f", "--rank", "1")

@@ -11,8 +11,7 @@ from tests.kube import pod_groups
 from tests.kube.kinds import JOB
 
 if TYPE_CHECKING:
-    from tests.integration.controller.conftest import Run, Running
-    from tests.kube.cluster import FakeCluster
+    from tests.integration.controller.conftest import Scene
     from tests.kube.kinds import Kind
 
 _GANGS = [
@@ -29,16 +28,11 @@ def _scheduling(gang: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("gang", "kind", "spec"), _GANGS, ids=[k.group for _, k, _ in _GANGS])
 def test_the_minimum_of_a_job_is_a_gang_as_long_as_a_pod_needs_it(
-    cluster: FakeCluster,
-    controller: Running,
-    submit: Run,
-    gang: str,
-    kind: Kind,
-    spec: dict[str, Any],
+    cluster: Scene, gang: str, kind: Kind, spec: dict[str, Any]
 ) -> None:
     cluster.server.catalogue.kinds.append(kind)
     cluster.store.webhooks.append(pod_groups.check_pod_group)
-    job = submit(replicas=3, minReplicas=2, scheduling=_scheduling(gang))
+    job = cluster.submit(replicas=3, minReplicas=2, scheduling=_scheduling(gang))
     cluster.wait_for(lambda: len(cluster.pods("digits")) == 3, "its pods")
 
     (group,) = cluster.store.list(kind)
@@ -67,9 +61,9 @@ def test_the_minimum_of_a_job_is_a_gang_as_long_as_a_pod_needs_it(
     ],
 )
 def test_a_cluster_without_such_groups_is_told_and_not_asked_for_them(
-    cluster: FakeCluster, controller: Running, submit: Run, gang: str, words: tuple[str, ...]
+    cluster: Scene, gang: str, words: tuple[str, ...]
 ) -> None:
-    submit(replicas=2, minReplicas=2, scheduling={"gang": gang})
+    cluster.submit(replicas=2, minReplicas=2, scheduling={"gang": gang})
     said = cluster.await_condition("digits", "Running", "NoGangScheduler")["message"]
     assert f"spec.scheduling.gang: {words[0]}" in said
     assert all(text in said for text in words)

@@ -13,7 +13,7 @@ from tests.kube.kueue import GATE, MANAGED, Kueue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.integration.controller.conftest import Run, Running, Start
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.kinds import Kind
     from tests.kube.store import Change
@@ -22,28 +22,23 @@ SCHEDULING = {"queue": "team", "priorityClass": "base", "surplusPriorityClass": 
 
 
 @pytest.fixture
-def kueue(cluster: FakeCluster) -> Iterator[Kueue]:
+def kueue(cluster: Scene) -> Iterator[Kueue]:
     """Kueue with quota for four pods."""
     running = Kueue(cluster.store, 4, {"surplus": 10, "base": 50, "other": 30})
     yield running
     running.stop()
 
 
-@pytest.fixture
-def queued(cluster: FakeCluster, kueue: Kueue, controller: Running, submit: Run) -> Run:
-    """Submits a job with a minimum of two to the queue, and waits until its pods do this.
+def submit_queued(
+    cluster: Scene, kueue: Kueue, states: str, *, quota: int = 0, least: int = 2, replicas: int = 0
+) -> None:
+    """Submits a job with a minimum to the queue, and waits until its pods do this.
 
     There is quota for all pods that run, unless some is given.
     """
-
-    def queued(states: str, quota: int = 0, least: int = 2, **spec: Any) -> dict[str, Any]:
-        kueue.set_quota(quota or states.count("R"))
-        spec = {"replicas": len(states), "minReplicas": least, "scheduling": SCHEDULING, **spec}
-        job = submit(**spec)
-        wait_until(cluster, states)
-        return job
-
-    return queued
+    kueue.set_quota(quota or states.count("R"))
+    cluster.submit(replicas=replicas or len(states), minReplicas=least, scheduling=SCHEDULING)
+    wait_until(cluster, states)
 
 
 def shown(cluster: FakeCluster) -> dict[int, str]:
@@ -99,9 +94,9 @@ def message(cluster: FakeCluster, kind: str = "Running") -> str:
 
 
 def test_quota_takes_what_is_beyond_the_minimum_one_by_one_and_gives_it_back(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
+    cluster: Scene, kueue: Kueue
 ) -> None:
-    queued("RRRR")
+    submit_queued(cluster, kueue, "RRRR")
     assert len(kueue.workloads) == 3
     first = cluster.pods("digits")[pod_at(cluster, 0)]
     assert first["metadata"]["finalizers"] == [MANAGED]
@@ -139,10 +134,10 @@ def test_quota_takes_what_is_beyond_the_minimum_one_by_one_and_gives_it_back(
     wait_until(cluster, "RRRR")
 
 
-def test_a_job_without_quota_says_what_it_waits_for(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
-) -> None:
-    queued("gg", quota=1, replicas=4)  # no pod beyond the minimum takes what that needs
+def test_a_job_without_quota_says_what_it_waits_for(cluster: Scene, kueue: Kueue) -> None:
+    submit_queued(
+        cluster, kueue, "gg", quota=1, replicas=4
+    )  # no pod beyond the minimum takes what that needs
     cluster.await_condition("digits", "Running", "WaitingForQuota")
     group = cluster.wait_for(lambda: next(iter(kueue.workloads), None), "Kueue has seen it")
     assert f"2 pods wait for quota of the queue 'team' (kubectl describe workload {group})" in (
@@ -158,9 +153,9 @@ def test_a_job_without_quota_says_what_it_waits_for(
 
 
 def test_a_pod_of_the_minimum_that_fails_or_is_deleted_keeps_its_place(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
+    cluster: Scene, kueue: Kueue
 ) -> None:
-    queued("RR")
+    submit_queued(cluster, kueue, "RR")
     kueue.add_rival("waits", 1, priority=30)
     group = next(iter(kueue.workloads))
     fail_and_wait(cluster, 1, "RR")
@@ -177,9 +172,9 @@ def test_a_pod_of_the_minimum_that_fails_or_is_deleted_keeps_its_place(
 
 
 def test_a_minimum_of_one_keeps_its_place_when_its_pod_is_deleted(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
+    cluster: Scene, kueue: Kueue
 ) -> None:
-    queued("R", least=1)
+    submit_queued(cluster, kueue, "R", least=1)
     kueue.add_rival("waits", 1, priority=30)
     before = pod_at(cluster, 0)
 
@@ -192,10 +187,10 @@ def test_a_minimum_of_one_keeps_its_place_when_its_pod_is_deleted(
 
 @pytest.mark.parametrize("minimum", [1, 2, 3])
 def test_a_pod_that_leaves_as_if_it_were_done_is_replaced_once(
-    cluster: FakeCluster, kueue: Kueue, queued: Run, minimum: int
+    cluster: Scene, kueue: Kueue, minimum: int
 ) -> None:
     """Kueue counts it as there, and would delete each one that comes into its place."""
-    queued("R" * minimum, least=minimum)
+    submit_queued(cluster, kueue, "R" * minimum, least=minimum)
     made: list[str] = []
 
     def note(change: Change) -> None:
@@ -219,10 +214,10 @@ def test_a_pod_that_leaves_as_if_it_were_done_is_replaced_once(
 
 
 def test_a_pod_that_admission_makes_another_one_keeps_its_place(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
+    cluster: Scene, kueue: Kueue
 ) -> None:
     """A new version of a sidecar's injector, or a default of the namespace."""
-    queued("RR")
+    submit_queued(cluster, kueue, "RR")
 
     def inject(kind: Kind, item: dict[str, Any]) -> dict[str, Any]:
         if kind != POD:
@@ -236,9 +231,9 @@ def test_a_pod_that_admission_makes_another_one_keeps_its_place(
 
 
 def test_pods_are_not_held_for_ever_by_a_kueue_that_was_removed(
-    cluster: FakeCluster, kueue: Kueue, queued: Run
+    cluster: Scene, kueue: Kueue
 ) -> None:
-    queued("RRRR")
+    submit_queued(cluster, kueue, "RRRR")
     kueue.stop()
     cluster.store.webhooks.clear()
 
@@ -252,10 +247,10 @@ def test_pods_are_not_held_for_ever_by_a_kueue_that_was_removed(
 
 @pytest.mark.parametrize(("states", "cost"), [("RR", 4), ("RRRR", 3)])
 def test_the_minimum_is_preempted_as_a_whole_and_comes_back(
-    cluster: FakeCluster, kueue: Kueue, queued: Run, states: str, cost: int
+    cluster: Scene, kueue: Kueue, states: str, cost: int
 ) -> None:
     """If the rival needs the minimum and one other of four, Kueue leaves the last one."""
-    queued(states, quota=4)
+    submit_queued(cluster, kueue, states, quota=4)
 
     kueue.add_rival("big", cost, priority=99)
     wait_until(cluster, "gg")
@@ -269,9 +264,9 @@ def test_the_minimum_is_preempted_as_a_whole_and_comes_back(
 
 @pytest.mark.parametrize("states", ["RRRR", "gg"], ids=["trains", "waits"])
 def test_a_job_that_is_suspended_or_deleted_keeps_no_quota(
-    cluster: FakeCluster, kueue: Kueue, queued: Run, states: str
+    cluster: Scene, kueue: Kueue, states: str
 ) -> None:
-    queued(states, quota=states.count("R") or 1, replicas=4)
+    submit_queued(cluster, kueue, states, quota=states.count("R") or 1, replicas=4)
 
     suspend(cluster)
     nothing_is_left(cluster, kueue)
@@ -284,29 +279,26 @@ def test_a_job_that_is_suspended_or_deleted_keeps_no_quota(
 
 
 def test_what_was_deleted_while_no_controller_was_there_is_freed_later(
-    cluster: FakeCluster,
-    kueue: Kueue,
-    start: Start,
-    submit: Run,
+    cluster: Scene, kueue: Kueue
 ) -> None:
     kueue.set_quota(1)
-    first = start()
-    submit(replicas=2, minReplicas=2, scheduling=SCHEDULING)
+    first = cluster.start()
+    cluster.submit(replicas=2, minReplicas=2, scheduling=SCHEDULING)
     wait_until(cluster, "gg")
     first.end()
     cluster.store.delete(JOB, NAMESPACE, "digits")
     assert len(cluster.pods("digits")) == 2, "Kueue holds them"
 
-    start()
+    cluster.start()
 
     nothing_is_left(cluster, kueue)
 
 
 @pytest.mark.parametrize(("ends", "condition"), [((1,), "Failed"), ((0, 0, 0), "Succeeded")])
 def test_a_job_that_has_ended_gives_its_quota_back_and_keeps_its_logs(
-    cluster: FakeCluster, kueue: Kueue, queued: Run, ends: tuple[int, ...], condition: str
+    cluster: Scene, kueue: Kueue, ends: tuple[int, ...], condition: str
 ) -> None:
-    queued("RRR", quota=4)
+    submit_queued(cluster, kueue, "RRR", quota=4)
     kueue.add_rival("waits", 4, priority=1)
 
     for index, code in enumerate(ends):

@@ -10,7 +10,7 @@ from tests.integration.controller.conftest import NAMESPACE, replaced, wait_unti
 from tests.kube.kinds import BUDGET, JOB, POD, SERVICE
 
 if TYPE_CHECKING:
-    from tests.integration.controller.conftest import Run
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
 
 
@@ -21,8 +21,8 @@ def names(cluster: FakeCluster) -> list[str]:
 
 
 @pytest.mark.golden("the controller: a job comes up")
-def test_a_job_comes_up(cluster: FakeCluster, running: Run) -> None:
-    submitted = running(replicas=3)
+def test_a_job_comes_up(cluster: Scene) -> None:
+    submitted = cluster.running(replicas=3)
 
     assert names(cluster) == ["digits-worker-0", "digits-worker-1", "digits-worker-2"]
     made = [*cluster.store.list(POD), *cluster.store.list(SERVICE), *cluster.store.list(BUDGET)]
@@ -52,10 +52,8 @@ def test_a_job_comes_up(cluster: FakeCluster, running: Run) -> None:
 
 
 @pytest.mark.golden("the controller: a pod is replaced")
-def test_a_pod_that_vanishes_or_is_preempted_is_replaced(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running(backoffLimit=0)
+def test_a_pod_that_vanishes_or_is_preempted_is_replaced(cluster: Scene) -> None:
+    cluster.running(backoffLimit=0)
     with replaced(cluster, "digits-worker-1"):
         cluster.kubelet.lose(NAMESPACE, "digits-worker-1")
     with replaced(cluster, "digits-worker-0"):
@@ -64,8 +62,8 @@ def test_a_pod_that_vanishes_or_is_preempted_is_replaced(
     assert cluster.condition("digits", "Failed").get("status") != "True"
 
 
-def test_scaling_takes_the_highest_and_waits_for_names(cluster: FakeCluster, running: Run) -> None:
-    running(replicas=4)
+def test_scaling_takes_the_highest_and_waits_for_names(cluster: Scene) -> None:
+    cluster.running(replicas=4)
     cluster.kubelet.removes = False  # pods take their time to end
 
     cluster.scale("digits", 2)
@@ -84,10 +82,8 @@ def test_scaling_takes_the_highest_and_waits_for_names(cluster: FakeCluster, run
 
 
 @pytest.mark.golden("the controller: suspend and resume")
-def test_suspending_takes_all_pods_and_resuming_brings_them_back(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running()
+def test_suspending_takes_all_pods_and_resuming_brings_them_back(cluster: Scene) -> None:
+    cluster.running()
 
     cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
     cluster.await_condition("digits", "Suspended")
@@ -99,15 +95,15 @@ def test_suspending_takes_all_pods_and_resuming_brings_them_back(
     assert cluster.condition("digits", "Suspended")["status"] == "False"
 
 
-def test_a_deadline_ends_a_job_that_still_runs(cluster: FakeCluster, running: Run) -> None:
-    running(activeDeadlineSeconds=2)
+def test_a_deadline_ends_a_job_that_still_runs(cluster: Scene) -> None:
+    cluster.running(activeDeadlineSeconds=2)
     assert cluster.await_condition("digits", "Failed")["reason"] == "DeadlineExceeded"
 
 
 @pytest.mark.golden("the controller: a job is deleted")
-def test_deleting_a_job_leaves_nothing_behind(cluster: FakeCluster, running: Run) -> None:
-    running()
-    running("other")
+def test_deleting_a_job_leaves_nothing_behind(cluster: Scene) -> None:
+    cluster.running()
+    cluster.running("other")
 
     cluster.store.delete(JOB, NAMESPACE, "digits")
     cluster.scale("other", 3)
@@ -123,14 +119,12 @@ def test_deleting_a_job_leaves_nothing_behind(cluster: FakeCluster, running: Run
     assert left == []
 
 
-def test_a_job_of_the_same_name_is_another_job(
-    cluster: FakeCluster, running: Run, submit: Run
-) -> None:
-    running()
+def test_a_job_of_the_same_name_is_another_job(cluster: Scene) -> None:
+    cluster.running()
     cluster.kubelet.removes = False
     cluster.store.delete(JOB, NAMESPACE, "digits")  # its pods are still ending
 
-    again = submit(replicas=1, maxReplicas=1)
+    again = cluster.submit(replicas=1, maxReplicas=1)
 
     for name in [*cluster.pods("digits"), *cluster.pods("digits", "etcd")]:
         cluster.kubelet.remove(NAMESPACE, name)

@@ -12,7 +12,7 @@ from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import JOB, LEASE, POD
 
 if TYPE_CHECKING:
-    from tests.integration.controller.conftest import Run, Start
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
     from tests.kube.store import Change
@@ -43,13 +43,11 @@ def _is(job: dict[str, Any], condition: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_after_the_storm_all_is_as_it_was_asked_for(
-    seed: int, cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_after_the_storm_all_is_as_it_was_asked_for(seed: int, cluster: Scene) -> None:
     dice = random.Random(seed)
     witness = Witness(cluster)
     wanted = {f"job-{number}": dice.randint(1, 4) for number in range(_JOBS)}
-    controller = start("--lease-seconds", "2")
+    controller = cluster.start("--lease-seconds", "2")
 
     def refused(request: Request) -> bool:
         return request.kind != LEASE and request.verb != "watch" and dice.random() < 0.2
@@ -61,12 +59,12 @@ def test_after_the_storm_all_is_as_it_was_asked_for(
         ),
     ):
         for name, replicas in wanted.items():
-            submit(name, replicas)
+            cluster.submit(name, replicas)
         for blow in range(_BLOWS):
             _strike(cluster, dice, wanted)
             if blow == _BLOWS // 2:
                 controller.end(signal.SIGKILL)
-                controller = start("--lease-seconds", "2")
+                controller = cluster.start("--lease-seconds", "2")
 
     for name, replicas in wanted.items():
         wait_until_running(cluster, name, replicas)

@@ -14,7 +14,7 @@ from tests.integration.controller.conftest import (
 from tests.kube.kinds import BUDGET, JOB, POD
 
 if TYPE_CHECKING:
-    from tests.integration.controller.conftest import Run, Running
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
 
@@ -40,11 +40,9 @@ def reasons(cluster: FakeCluster) -> list[str]:
 # ---------------------------------------------------------------- what is misspelt
 
 
-def test_a_misspelt_field_is_named_before_anything_is_made(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_a_misspelt_field_is_named_before_anything_is_made(cluster: Scene) -> None:
     with cluster.trouble(checks_pods, 500, "InternalError", "not now", times=2):
-        submit(worker={"template": template(arg=["train.py"])})
+        cluster.submit(worker={"template": template(arg=["train.py"])})
         told = cluster.await_condition("digits", "Running", "TemplateRefused")["message"]
     assert "spec.replicaSpecs.Worker.template.spec.containers[0].arg: " in told
     assert 'unknown field "spec.containers[0].arg"' in told
@@ -54,10 +52,8 @@ def test_a_misspelt_field_is_named_before_anything_is_made(
     assert reasons(cluster).count("TemplateRefused") == 1
 
 
-def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running()
+def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(cluster: Scene) -> None:
+    cluster.running()
     change(cluster, template(resource={}))
     cluster.wait_for(lambda: "TemplateRefused" in reasons(cluster), "an event")
     assert cluster.condition("digits", "Running")["status"] == "True"
@@ -68,8 +64,8 @@ def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(
 # ---------------------------------------------------------------- what changes
 
 
-def test_a_changed_template_is_told(cluster: FakeCluster, running: Run) -> None:
-    running()
+def test_a_changed_template_is_told(cluster: Scene) -> None:
+    cluster.running()
     change(cluster, template("train:2"))
     cluster.wait_for(lambda: "TemplateChanged" in reasons(cluster), "an event")
     cluster.await_condition("digits", "Outdated", "OnRecreate")
@@ -78,8 +74,8 @@ def test_a_changed_template_is_told(cluster: FakeCluster, running: Run) -> None:
     cluster.wait_for(lambda: images(cluster) == ["train:2", "train"], "a new pod has the new one")
 
 
-def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run) -> None:
-    running(replicas=3, rollout="Rolling")
+def test_a_template_is_rolled_out_pod_by_pod(cluster: Scene) -> None:
+    cluster.running(replicas=3, rollout="Rolling")
     fewest = 3
 
     def is_done() -> bool:
@@ -104,11 +100,9 @@ def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run)
 # ---------------------------------------------------------------- an etcd that does not start
 
 
-def test_an_etcd_without_an_image_is_told_and_mended(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_an_etcd_without_an_image_is_told_and_mended(cluster: Scene) -> None:
     cluster.kubelet.runs = False
-    submit(etcd={"image": "nowhere/etcd"})
+    cluster.submit(etcd={"image": "nowhere/etcd"})
     cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "its etcd")
     cluster.kubelet.wait_for_image(NAMESPACE, "digits-etcd")
     told = cluster.await_condition("digits", "Running", "ImagePullFailed")["message"]
@@ -121,13 +115,11 @@ def test_an_etcd_without_an_image_is_told_and_mended(
     assert not [pod for pod in made if pod["metadata"]["name"].endswith("-worker-check")]
 
 
-def test_what_an_etcd_needs_in_a_cluster_is_merged_into_its_pod(
-    cluster: FakeCluster, running: Run
-) -> None:
+def test_what_an_etcd_needs_in_a_cluster_is_merged_into_its_pod(cluster: Scene) -> None:
     spec = {"priorityClassName": "high", "tolerations": [{"operator": "Exists"}]}
     limits = {"limits": {"memory": "1Gi"}}
     spec["containers"] = [{"name": "etcd", "resources": limits}]
-    running(etcd={"template": {"spec": spec, "metadata": {"labels": {"team": "a"}}}})
+    cluster.running(etcd={"template": {"spec": spec, "metadata": {"labels": {"team": "a"}}}})
     [pod] = cluster.pods("digits", "etcd").values()
     assert pod["spec"]["priorityClassName"] == "high"
     assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
@@ -136,8 +128,8 @@ def test_what_an_etcd_needs_in_a_cluster_is_merged_into_its_pod(
     assert pod["metadata"]["labels"]["team"] == "a"
 
 
-def test_etcd_leaves_a_node_after_the_workers(cluster: FakeCluster, running: Run) -> None:
-    running()  # there is one node
+def test_etcd_leaves_a_node_after_the_workers(cluster: Scene) -> None:
+    cluster.running()  # there is one node
 
     def budgets() -> list[str]:
         return [one["metadata"]["name"] for one in cluster.store.list(BUDGET)]
@@ -152,16 +144,16 @@ def test_etcd_leaves_a_node_after_the_workers(cluster: FakeCluster, running: Run
 # ---------------------------------------------------------------- the last words
 
 
-def test_why_a_job_failed_is_what_its_agent_said_last(cluster: FakeCluster, running: Run) -> None:
-    running(replicas=1)
+def test_why_a_job_failed_is_what_its_agent_said_last(cluster: Scene) -> None:
+    cluster.running(replicas=1)
     words = "there is no script 'trian.py' in '/app'"
     cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 2, message=f"{words}\n")
     assert words in cluster.await_condition("digits", "Failed", "UsageError")["message"]
     has_warned(cluster, words)
 
 
-def test_the_last_step_is_what_the_agent_said_last(cluster: FakeCluster, running: Run) -> None:
-    job = running(replicas=1)
+def test_the_last_step_is_what_the_agent_said_last(cluster: Scene) -> None:
+    job = cluster.running(replicas=1)
     run_id = f"{job['metadata']['uid']}-0"
     report = {"run_id": run_id, "round": 1, "world": 1, "step": 120, "checkpoint_step": 118}
     text = f"training is done\n{json.dumps(report)}\n"
@@ -179,13 +171,11 @@ def checks_pods(request: Request) -> bool:
     return request.kind == POD and request.query.get("dryRun") == "All"
 
 
-def test_a_rollout_loses_no_pod_to_what_is_refused_or_forbidden_or_fails(
-    cluster: FakeCluster, running: Run
-) -> None:
+def test_a_rollout_loses_no_pod_to_what_is_refused_or_forbidden_or_fails(cluster: Scene) -> None:
     def deletes(request: Request) -> bool:
         return request.verb == "delete" and request.kind == POD
 
-    running(replicas=3, rollout="Rolling")
+    cluster.running(replicas=3, rollout="Rolling")
     before = uids(cluster)
     change(cluster, template(resource={}))
     cluster.await_condition("digits", "Outdated", "TemplateRefused")
@@ -200,15 +190,13 @@ def test_a_rollout_loses_no_pod_to_what_is_refused_or_forbidden_or_fails(
         cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "all pods have it")
 
 
-def test_what_is_refused_of_etcd_is_not_blamed_on_the_workers(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_what_is_refused_of_etcd_is_not_blamed_on_the_workers(cluster: Scene) -> None:
     def makes_etcd(request: Request) -> bool:
         return creates_no_check(request) and not cluster.pods("digits", "etcd")
 
     said = 'Pod "digits-etcd" is invalid: spec.containers[0].resources.requests: Invalid value'
     with cluster.trouble(makes_etcd, 422, "Invalid", said):
-        submit(etcd={"template": {"spec": {"terminationGracePeriodSeconds": 1}}})
+        cluster.submit(etcd={"template": {"spec": {"terminationGracePeriodSeconds": 1}}})
         told = cluster.await_condition("digits", "Running", "Rejected")["message"]
     assert "spec.etcd.template: the API server refuses what the job asks for" in told
     wait_until_running(cluster, "digits", 2)

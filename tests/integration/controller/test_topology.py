@@ -12,7 +12,7 @@ from tests.kube.disruptions import NODE, add_nodes
 from tests.kube.kinds import POD
 
 if TYPE_CHECKING:
-    from tests.integration.controller.conftest import Run, Start
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
 
@@ -49,12 +49,12 @@ def warnings(cluster: FakeCluster) -> list[str]:
 
 
 def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_are(
-    cluster: FakeCluster, start: Start, submit: Run
+    cluster: Scene,
 ) -> None:
     add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
     add_nodes(cluster.store, "n2", labels={"zone": "z1", "rack": "r2"})
-    start(_LABELS, "--lease-seconds", "3")
-    submit(replicas=4)
+    cluster.start(_LABELS, "--lease-seconds", "3")
+    cluster.submit(replicas=4)
     wait_until_running(cluster, "digits", 4)
     wait_until_told(cluster, {"z1/b1/r1": 2, "z1": 2})
     for name, value in told(cluster).items():
@@ -70,16 +70,16 @@ def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_
     assert cluster.counts()["get nodes"] == 2
 
 
-def test_a_job_has_its_own_labels_or_none(cluster: FakeCluster, start: Start, submit: Run) -> None:
-    start(_LABELS)
-    submit()
+def test_a_job_has_its_own_labels_or_none(cluster: Scene) -> None:
+    cluster.start(_LABELS)
+    cluster.submit()
     wait_until_told(cluster, {"-": 2})  # there is no such node
     wait_until_running(cluster, "digits", 2)
     assert warnings(cluster) == []
     add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
-    submit("own", replicas=1, topology={"nodeLabels": ["rack"]})
+    cluster.submit("own", replicas=1, topology={"nodeLabels": ["rack"]})
     wait_until_told(cluster, {"r1": 1}, "own")
-    submit("none", replicas=1, topology={"nodeLabels": []})
+    cluster.submit("none", replicas=1, topology={"nodeLabels": []})
     wait_until_running(cluster, "none", 1)
     assert told(cluster, "none") == {"none-worker-0": "is not to be told"}
 
@@ -89,12 +89,12 @@ def test_a_job_has_its_own_labels_or_none(cluster: FakeCluster, start: Start, su
     [(reads_nodes, "get nodes", "-"), (patches_pods, "patch pods", "")],
 )
 def test_who_may_not_says_so_once_and_jobs_run(
-    cluster: FakeCluster, start: Start, submit: Run, refused: Any, counted: str, left: str
+    cluster: Scene, refused: Any, counted: str, left: str
 ) -> None:
     add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    start("--lease-seconds", "3")
+    cluster.start("--lease-seconds", "3")
     with cluster.trouble(refused, 403, "Forbidden", 'x "n1" is forbidden: User "y" cannot do it'):
-        submit(topology={"nodeLabels": ["rack"]})
+        cluster.submit(topology={"nodeLabels": ["rack"]})
         wait_until_running(cluster, "digits", 2)
         wait_until_told(cluster, {left: 2})
         cluster.wait_for(lambda: warnings(cluster), "a warning")
@@ -108,28 +108,24 @@ def test_who_may_not_says_so_once_and_jobs_run(
     assert cluster.condition("digits", "Running")["status"] == "True"
 
 
-def test_a_server_that_stumbles_is_asked_again(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_a_server_that_stumbles_is_asked_again(cluster: Scene) -> None:
     add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    start("--topology-labels=rack")
+    cluster.start("--topology-labels=rack")
     with (
         cluster.trouble(reads_nodes, 500, "InternalError", "not now", times=1),
         cluster.trouble(patches_pods, 503, "ServiceUnavailable", "not now", times=1),
     ):
-        submit()
+        cluster.submit()
         wait_until_told(cluster, {"r1": 2})
     wait_until_running(cluster, "digits", 2)
     assert warnings(cluster) == []
 
 
-def test_a_pod_that_has_its_place_later_is_told_then(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_a_pod_that_has_its_place_later_is_told_then(cluster: Scene) -> None:
     add_nodes(cluster.store, "n1", labels={"rack": "r1"})
     cluster.kubelet.capacity = 2  # etcd, and one worker
-    start("--topology-labels=rack")
-    submit()
+    cluster.start("--topology-labels=rack")
+    cluster.submit()
     wait_until_told(cluster, {"r1": 1, "": 1})
     assert cluster.counts()["get nodes"] == 1
     # A job trains with those of its pods that find a place.

@@ -15,7 +15,7 @@ from tests.integration.controller.conftest import (
 from tests.kube.kinds import JOB, POD, SERVICE
 
 if TYPE_CHECKING:
-    from tests.integration.controller.conftest import Run, Running, Start
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
 
@@ -24,9 +24,9 @@ def creates_pods(request: Request) -> bool:
     return request.verb == "create" and request.kind == POD
 
 
-def test_what_happened_in_a_gap_is_seen(cluster: FakeCluster, running: Run) -> None:
-    running()
-    running("next")
+def test_what_happened_in_a_gap_is_seen(cluster: Scene) -> None:
+    cluster.running()
+    cluster.running("next")
     made = cluster.counts()["create pods"]
 
     with replaced(cluster, "next-worker-0", "next"), cluster.store.lock:
@@ -41,15 +41,13 @@ def test_what_happened_in_a_gap_is_seen(cluster: FakeCluster, running: Run) -> N
     assert cluster.counts()["create pods"] == made + 3
 
 
-def test_a_quota_is_told_and_tried_again(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_a_quota_is_told_and_tried_again(cluster: Scene) -> None:
     message = (
         'pods "digits-worker-0" is forbidden: exceeded quota: small, requested: pods=1, '
         "used: pods=3, limited: pods=3"
     )
     with cluster.trouble(creates_pods, 403, "Forbidden", message):
-        submit()
+        cluster.submit()
         has_warned(cluster, "exceeded quota: small")
         cluster.wait_for(lambda: "exceeded quota" in conditions(cluster), "a condition")
         assert cluster.condition("digits", "Running").get("status") != "True"
@@ -62,16 +60,14 @@ def conditions(cluster: FakeCluster) -> str:
     return str((cluster.job("digits").get("status") or {}).get("conditions"))
 
 
-def test_names_that_something_else_has_are_told_and_left_alone(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_names_that_something_else_has_are_told_and_left_alone(cluster: Scene) -> None:
     container = {"name": "mine", "image": "other"}
     foreign = {"metadata": {"name": "digits-worker-0"}, "spec": {"containers": [container]}}
     service = {"metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}
     cluster.store.create(POD, NAMESPACE, foreign)
     theirs = cluster.store.create(SERVICE, NAMESPACE, service)
 
-    submit()
+    cluster.submit()
     has_warned(cluster, '"digits" already exists')
     assert cluster.store.get(SERVICE, NAMESPACE, "digits") == theirs
     cluster.store.delete(SERVICE, NAMESPACE, "digits")
@@ -81,44 +77,38 @@ def test_names_that_something_else_has_are_told_and_left_alone(
     wait_until_running(cluster, "digits", 2)
 
 
-def test_new_credentials_are_taken_when_the_old_ones_end(
-    cluster: FakeCluster, running: Run, controller: Running
-) -> None:
-    running()
+def test_new_credentials_are_taken_when_the_old_ones_end(cluster: Scene) -> None:
+    cluster.running()
 
     with replaced(cluster, "digits-worker-0"), cluster.store.lock:
         cluster.server.token = "fresh"
-        cluster.kubeconfig(controller.log.parent / "kubeconfig")
+        cluster.kubeconfig(cluster.controller.log.parent / "kubeconfig")
         cluster.break_watches()
         cluster.kubelet.lose(NAMESPACE, "digits-worker-0")
 
-    assert "fresh" not in controller.log.read_text()
+    assert "fresh" not in cluster.controller.log.read_text()
 
 
-def test_a_wrong_spec_is_named_and_harms_nobody(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    submit("digits", minReplicas=5, maxReplicas=2)
+def test_a_wrong_spec_is_named_and_harms_nobody(cluster: Scene) -> None:
+    cluster.submit("digits", minReplicas=5, maxReplicas=2)
     refused = cluster.await_condition("digits", "Created", "InvalidSpec")
     assert "spec.minReplicas" in refused["message"]
     assert cluster.condition("digits", "Running")["status"] == "False"
     has_warned(cluster, "spec.minReplicas")
 
-    submit("odd", worker={"template": None})
-    submit("good")
+    cluster.submit("odd", worker={"template": None})
+    cluster.submit("good")
     wait_until_running(cluster, "good", 2)
     assert not cluster.pods("digits")
-    assert controller.process.poll() is None
+    assert cluster.controller.process.poll() is None
 
 
-def test_two_jobs_do_not_share_a_run_id(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_two_jobs_do_not_share_a_run_id(cluster: Scene) -> None:
     meeting = {"rdzvEndpoint": "etcd.example:2379", "rdzvId": "mine"}
-    submit("first", **meeting)
+    cluster.submit("first", **meeting)
     wait_until_running(cluster, "first", 2)
 
-    submit("digits", **meeting)
+    cluster.submit("digits", **meeting)
     has_warned(cluster, f"spec.rdzvId: the job {NAMESPACE}/first")
     assert not cluster.pods("digits")
 
@@ -128,25 +118,23 @@ def test_two_jobs_do_not_share_a_run_id(
     wait_until_running(cluster, "digits", 2)
 
 
-def test_without_the_custom_resource_it_says_so_and_waits(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_without_the_custom_resource_it_says_so_and_waits(cluster: Scene) -> None:
     cluster.server.catalogue.kinds.remove(JOB)
-    controller = start(ready=False)
+    controller = cluster.start(ready=False)
     controller.wait_for_log("kubectl apply -f deploy/crd.yaml")
     code, why = controller.probe("/readyz")
     assert (code, "deploy/crd.yaml" in why) == (503, True)
 
     cluster.server.catalogue.kinds.append(JOB)
     controller.wait_until_ready()
-    submit()
+    cluster.submit()
     wait_until_running(cluster, "digits", 2)
 
 
-def test_a_server_that_does_not_answer_is_waited_for(cluster: FakeCluster, start: Start) -> None:
+def test_a_server_that_does_not_answer_is_waited_for(cluster: Scene) -> None:
     cluster.server.url = cluster.url = f"http://127.0.0.1:{free_port()}"
 
-    controller = start(ready=False)
+    controller = cluster.start(ready=False)
 
     controller.wait_for_log("controller.waiting")
     code, why = controller.probe("/readyz")
@@ -155,27 +143,25 @@ def test_a_server_that_does_not_answer_is_waited_for(cluster: FakeCluster, start
     assert controller.probe("/healthz")[0] == 200
 
 
-def test_a_port_that_is_taken_is_named(start: Start) -> None:
+def test_a_port_that_is_taken_is_named(cluster: Scene) -> None:
     port = free_port()
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", port))
         taken.listen()
-        controller = start("--liveness-port", str(port), ready=False)
+        controller = cluster.start("--liveness-port", str(port), ready=False)
 
         assert controller.process.wait(20) == 2
     assert f"port {port} cannot be had" in controller.log.read_text()
     assert "Traceback" not in controller.log.read_text()
 
 
-def test_one_namespace_is_all_that_it_looks_at(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_one_namespace_is_all_that_it_looks_at(cluster: Scene) -> None:
     def is_elsewhere(request: Request) -> bool:
         return request.namespace != NAMESPACE
 
     with cluster.trouble(is_elsewhere, 403, "Forbidden", "only in one namespace"):
-        start("--namespace", NAMESPACE)
-        submit("elsewhere", namespace="elastic-job")
-        submit()
+        cluster.start("--namespace", NAMESPACE)
+        cluster.submit("elsewhere", namespace="elastic-job")
+        cluster.submit()
         wait_until_running(cluster, "digits", 2)
     assert not cluster.pods("elsewhere")
