@@ -125,12 +125,8 @@ def test_a_name_that_something_else_has_is_told_and_not_taken_over() -> None:
 def test_what_was_made_is_known_before_any_watch_tells_it() -> None:
     server, state = _Server(), ClusterState(lambda key: None)
     _execute(server, [ApplyManifest(SERVICE)], state)
-    _execute(server, [ApplyManifest(SERVICE), DeleteJob()], state)
+    assert _execute(server, [ApplyManifest(SERVICE), DeleteJob()], state) == Outcome(deleted=True)
     assert server.asked == ["create digits-etcd", "delete digits", "apply digits-etcd"]
-
-
-def test_the_end_of_the_job_is_told() -> None:
-    assert _execute(_Server(), [DeleteJob()]) == Outcome(deleted=True)
 
 
 CHECK = CheckPod({"kind": "Pod", "metadata": {"name": "check"}}, mark="m1")
@@ -228,8 +224,11 @@ def test_who_may_not_read_nodes_tells_pods_not_to_wait() -> None:
     assert not outcome.refused and not outcome.again
 
 
-def test_who_may_not_patch_pods_tries_it_once() -> None:
-    server = _Nodes(patch=ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+@pytest.mark.parametrize(
+    ("code", "said"), [(403, "pods is forbidden"), (422, "ValidatingAdmissionPolicy denied it")]
+)
+def test_who_may_not_patch_pods_tries_it_once(code: int, said: str) -> None:
+    server = _Nodes(patch=ApiError(code, "Forbidden", said, "PATCH"))
     outcome = _note(server, 20)
     assert outcome.problem and outcome.refused and not outcome.again
     assert len(server.tried) == 1
@@ -264,12 +263,6 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
     server = _Hangs()
     assert _note(server, 4, within=0.1) == NoteOutcome(again=True)
     assert set(server.told) == {"pod-0", "pod-1"}
-
-
-def test_what_a_policy_refuses_is_told() -> None:
-    denied = ApiError(422, "Invalid", "ValidatingAdmissionPolicy denied it", "PATCH")
-    outcome = _note(_Nodes(patch=denied))
-    assert outcome.problem and outcome.refused
 
 
 # ---------------------------------------------------------------- events

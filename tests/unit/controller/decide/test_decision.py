@@ -6,7 +6,7 @@ import pytest
 
 from elastic_runtime.controller.decide.job_types import ApplyManifest, CreatePod
 from elastic_runtime.kubernetes.api_times import parse_time
-from tests.unit.controller.jobs import CLASSIC, UID, job
+from tests.unit.controller.jobs import UID, job
 from tests.unit.controller.simulated import BEGINNING, Cluster, begun, running
 
 # ---------------------------------------------------------------- the beginning
@@ -36,13 +36,6 @@ def test_a_new_job_gets_its_store_first_and_then_all_its_pods() -> None:
     plan = cluster.step()
     assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [0, 1, 2]
     assert "--rdzv_endpoint=10.0.0.9:2379" in cluster.worker(0)["args"]
-
-
-def test_a_classic_job_brings_its_own_store() -> None:
-    cluster = begun(CLASSIC)
-    assert cluster.indices == [0, 1]
-    assert cluster.etcd is None
-    assert list(cluster.services) == ["imagenet"]
 
 
 def test_nothing_waits_for_pods_above_the_minimum() -> None:

@@ -58,11 +58,7 @@ def test_every_field_is_read() -> None:
     assert spec.etcd == Etcd("e:1", "s", "t")
     assert spec.secrets == {"spec.etcd.tls.secretName": "s", "spec.etcd.auth.secretName": "t"}
     assert [spec.run_id(0), spec.run_id(1)] == ["mine", "mine-1"]
-
-
-def test_each_attempt_has_a_run_id_of_its_own() -> None:
-    spec = JobSpec.of(job())
-    assert [spec.run_id(0), spec.run_id(2)] == [f"{UID}-0", f"{UID}-2"]
+    assert [JobSpec.of(job()).run_id(n) for n in (0, 2)] == [f"{UID}-0", f"{UID}-2"]
 
 
 def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
