@@ -57,7 +57,7 @@ def test_it_gets_ready_for_a_cluster(
         )
         controller = start(images.controller, f"--liveness-port={port}", options=options)
         url = f"http://127.0.0.1:{port}/readyz"
-        wait_for(lambda: answers(url), 60.0, url, lambda: str(docker("logs", controller.name)))
+        wait_for(lambda: answers(url), 60.0, url, controller.log)
         assert controller.stop(grace=30) == 0
     finally:
         if door is not None:

@@ -33,7 +33,7 @@ def test_a_stopped_container_leaves_the_job_in_order(images: Images, start: Star
     worker = start(images.worker, *DIGITS, "--epochs", "10000")
     worker.await_line("epoch 1:")
     assert worker.stop(grace=60) == 5
-    assert "checkpoint.saved" in docker("logs", worker.name).stderr
+    assert "checkpoint.saved" in worker.log()
 
 
 @pytest.mark.parametrize("name", ["worker", "controller"])

@@ -42,25 +42,15 @@ class Kubelet:
         status["conditions"] = _conditions(PodScheduled=True, Initialized=True, Ready=True)
         self._show(namespace, name, status, {"running": {"startedAt": now()}}, True)
 
-    def finish(
-        self,
-        namespace: str,
-        name: str,
-        code: int,
-        log: str = "",
-        message: str = "",
-    ) -> None:
+    def finish(self, namespace: str, name: str, code: int, message: str = "") -> None:
         """A pod's containers have ended.
 
         Args:
             namespace: of the pod.
             name: of the pod.
             code: what they exited with.
-            log: what they have written at the end.
             message: their termination message.
         """
-        if log:
-            self.write(namespace, name, log)
         ended = {
             "exitCode": code,
             "reason": "Error" if code else "Completed",

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.cli.conftest import PATIENCE, Ctl, assert_refused
+from tests.integration.cli.conftest import Ctl, assert_refused
+from tests.integration.controller.conftest import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from tests.kube.cluster import FakeCluster
 
-
-@pytest.fixture(autouse=True)
-def controller(cluster: FakeCluster, environ: dict[str, str]) -> Iterator[None]:
-    """The controller, as a process."""
-    assert cluster.url  # it is there first
-    process = subprocess.Popen([sys.executable, "-m", "elastic_runtime.controller"], env=environ)
-    yield
-    process.terminate()
-    process.wait(PATIENCE)
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Scene]:
+    """A cluster with a controller."""
+    scene = Scene(tmp_path)
+    scene.start()
+    yield scene
+    scene.close()
 
 
 def _told(quick: Ctl, name: str = "one") -> dict[str, Any]:
@@ -34,7 +31,7 @@ def _told(quick: Ctl, name: str = "one") -> dict[str, Any]:
     return told
 
 
-def test_a_job_from_its_submission_to_its_deletion(cluster: FakeCluster, quick: Ctl) -> None:
+def test_a_job_from_its_submission_to_its_deletion(cluster: Scene, quick: Ctl) -> None:
     flags = ("--image", "x:1", "--name", "one", "--max", "3", "--spares", "0")
     assert quick("submit", "train.py", *flags)[0] == 0
     cluster.wait_for(lambda: len(cluster.pods("one")) == 3, "three pods")
@@ -57,11 +54,12 @@ def test_a_job_from_its_submission_to_its_deletion(cluster: FakeCluster, quick: 
     assert (cluster.pods("one"), cluster.pods("one", "etcd")) == ({}, {})
 
 
-def test_a_failure_is_told_with_its_pod_and_its_log(cluster: FakeCluster, quick: Ctl) -> None:
+def test_a_failure_is_told_with_its_pod_and_its_log(cluster: Scene, quick: Ctl) -> None:
     assert quick("submit", "train.py", "--image", "x:1", "--name", "one")[0] == 0
     cluster.await_condition("one", "Running")
     words = "2026-01-01T00:00:01.000000000Z [default0]:no such file\n"
-    cluster.kubelet.finish("default", "one-worker-0", 1, log=words)
+    cluster.kubelet.write("default", "one-worker-0", words)
+    cluster.kubelet.finish("default", "one-worker-0", 1)
     cluster.await_condition("one", "Failed")
     told = _told(quick)
     assert told["state"] == "failed"
