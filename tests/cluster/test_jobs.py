@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -148,7 +148,9 @@ def test_a_drained_node_loses_its_workers_before_etcd_and_training_goes_on(
         pytest.skip("a node is drained where there are two")
     job = submit("drains", *FOREVER, replicas=3)
     job.await_world(3)
-    node, there = _etcd_and_its_neighbours(cluster, "drains")
+    pods = {pod["metadata"]["name"]: pod for pod in cluster.pods("job-name=drains")}
+    node = pods["drains-etcd"]["spec"]["nodeName"]
+    there = [pod for pod in pods.values() if pod["spec"].get("nodeName") == node]
     if len(there) < 2:
         pytest.skip("no worker came to the node of etcd")
     job.await_save(after=0)
@@ -166,13 +168,6 @@ def test_a_drained_node_loses_its_workers_before_etcd_and_training_goes_on(
     assert kept.items() <= job.uids().items()
     assert kept
     assert (status["restarts"]["failed"], status["restarts"]["killed"]) == (0, 0)
-
-
-def _etcd_and_its_neighbours(cluster: Cluster, job: str) -> tuple[str, list[dict[str, Any]]]:
-    """The node of a job's etcd, and the job's pods that are there."""
-    pods = cluster.pods(f"job-name={job}")
-    node = next(p["spec"]["nodeName"] for p in pods if p["metadata"]["name"] == f"{job}-etcd")
-    return node, [pod for pod in pods if pod["spec"].get("nodeName") == node]
 
 
 def test_a_changed_template_is_rolled_out_without_a_step_lost(

@@ -129,7 +129,8 @@ class FakeCluster:
 
     def story(self) -> str:
         """What there is, for the message of a test that fails."""
-        jobs = [f"{j['metadata']['name']}: {json.dumps(j.get('status'))}" for j in self._jobs()]
+        found = self.store.list(JOB)
+        jobs = [f"{job['metadata']['name']}: {json.dumps(job.get('status'))}" for job in found]
         pods = [
             f"{name}: {pod['status']['phase']}"
             + (" (ending)" if pod["metadata"].get("deletionTimestamp") else "")
@@ -175,9 +176,6 @@ class FakeCluster:
         if forget:
             self.store.forget()
         self.server.break_streams()
-
-    def _jobs(self) -> list[Object]:
-        return self.store.list(JOB)
 
 
 def serve(about: str, clusters: Callable[[], Any]) -> int:

@@ -51,10 +51,11 @@ class Kubelet:
             code: what they exited with.
             message: their termination message.
         """
+        before = self._store.get(POD, namespace, name)["status"]
         ended = {
             "exitCode": code,
             "reason": "Error" if code else "Completed",
-            "startedAt": self._started(namespace, name),
+            "startedAt": str(before.get("startTime") or now()),
             "finishedAt": now(),
             **({"message": message} if message else {}),
         }
@@ -117,20 +118,14 @@ class Kubelet:
 
     def _place(self, pod: Object) -> None:
         meta = pod["metadata"]
-        if self.capacity is None or self._running() < self.capacity:
+        running = sum(one["status"]["phase"] == "Running" for one in self._store.list(POD))
+        if self.capacity is None or running < self.capacity:
             self.run(meta["namespace"], meta["name"])
             return
         why = f"0/1 nodes are available: {self.capacity} pods run already."
         placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         status = {"conditions": [{**placed, "message": why}]}
         self._store.change(POD, meta["namespace"], meta["name"], {"status": status})
-
-    def _running(self) -> int:
-        return sum(one["status"]["phase"] == "Running" for one in self._store.list(POD))
-
-    def _started(self, namespace: str, name: str) -> str:
-        status = self._store.get(POD, namespace, name)["status"]
-        return str(status.get("startTime") or now())
 
     def _show(self, namespace: str, name: str, status: Object, state: Object, ready: bool) -> None:
         pod = self._store.get(POD, namespace, name)

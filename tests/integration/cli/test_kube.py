@@ -85,16 +85,14 @@ def test_what_a_dry_run_prints_can_be_submitted(
     assert (code, made["metadata"]["uid"]) == (0, cluster.job("one")["metadata"]["uid"])
 
 
-def test_bad_bounds_are_refused_before_anything_is_sent(cluster: FakeCluster, quick: Ctl) -> None:
+def test_bad_bounds_and_misplaced_options_are_refused_before_anything_is_sent(
+    cluster: FakeCluster, quick: Ctl
+) -> None:
     bounds = ("--min", "3", "--max", "2")
     assert_refused(quick, "spec.minReplicas", "submit", "train.py", "--image", "x:1", *bounds)
+    why = "'--epochs'. Options of the script come after --."
+    assert_refused(quick, why, "submit", "train.py", "--image", "x:1", "--epochs", "3")
     assert not cluster.counts()
-
-
-def test_options_of_the_script_are_told_their_place(quick: Ctl) -> None:
-    code, _, err = quick("submit", "train.py", "--image", "x:1", "--epochs", "3")
-    assert code == 2
-    assert "'--epochs'. Options of the script come after --." in err
 
 
 @pytest.mark.parametrize(("end", "code"), [("Succeeded", 0), ("Failed", 1), ("", 2)])

@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -93,14 +93,7 @@ def test_a_server_that_is_gone(ctl: Ctl, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "There is no kubeconfig at"),
-        ("", "cannot be used"),
-        ("a: [b", "cannot be used"),
-        ("hello", "is no kubeconfig"),
-        ("apiVersion: v1\nkind: Config\n", "cannot be used"),
-    ],
+    ("text", "words"), [(None, "There is no kubeconfig at"), ("hello", "is no kubeconfig")]
 )
 def test_a_kubeconfig_that_is_none(
     quick: Ctl, tmp_path: Path, text: str | None, words: str
@@ -112,24 +105,14 @@ def test_a_kubeconfig_that_is_none(
     assert (code, words in err, str(path) in err, err.count("\n")) == (2, True, True, 1)
 
 
-@pytest.mark.parametrize(
-    ("part", "wrong", "words"),
-    [
-        ("clusters", {"cluster": {"server": "host:6443"}}, "that is no URL"),
-        ("clusters", {"cluster": {}}, "that is no URL"),
-        ("contexts", {"context": {"cluster": "fake", "user": "tester", "namespace": 3}}, None),
-    ],
-)
-def test_a_kubeconfig_with_a_part_that_cannot_be(
-    quick: Ctl, tmp_path: Path, part: str, wrong: dict[str, Any], words: str | None
-) -> None:
+def test_a_kubeconfig_whose_namespace_cannot_be(quick: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "other"
     written = kubeconfig("http://127.0.0.1:1", "default")
-    written[part][0].update(wrong)
+    written["contexts"][0]["context"]["namespace"] = 3
     path.write_text(json.dumps(written))
     code, _, err = quick("jobs", env={"KUBECONFIG": str(path)})
-    expected = words or "the API server http://127.0.0.1:1 does not answer"
-    assert (code, expected in err, err.count("\n")) == (2 if words else 4, True, 1)
+    expected = "the API server http://127.0.0.1:1 does not answer"
+    assert (code, expected in err, err.count("\n")) == (4, True, 1)
 
 
 def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:

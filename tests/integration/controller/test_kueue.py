@@ -134,24 +134,6 @@ def test_quota_takes_what_is_beyond_the_minimum_one_by_one_and_gives_it_back(
     wait_until(cluster, "RRRR")
 
 
-def test_a_job_without_quota_says_what_it_waits_for(cluster: Scene, kueue: Kueue) -> None:
-    submit_queued(
-        cluster, kueue, "gg", quota=1, replicas=4
-    )  # no pod beyond the minimum takes what that needs
-    cluster.await_condition("digits", "Running", "WaitingForQuota")
-    group = cluster.wait_for(lambda: next(iter(kueue.workloads), None), "Kueue has seen it")
-    assert f"2 pods wait for quota of the queue 'team' (kubectl describe workload {group})" in (
-        message(cluster)
-    )
-    cluster.wait_for(
-        lambda: cluster.job("digits")["status"]["replicaStatuses"]["Worker"].get("gated") == 2,
-        "the status counts them",
-    )
-
-    kueue.set_quota(3)
-    wait_until(cluster, "RRRg")
-
-
 def test_a_pod_of_the_minimum_that_fails_or_is_deleted_keeps_its_place(
     cluster: Scene, kueue: Kueue
 ) -> None:

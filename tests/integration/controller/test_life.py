@@ -11,20 +11,12 @@ from tests.kube.kinds import BUDGET, JOB, POD, SERVICE
 
 if TYPE_CHECKING:
     from tests.integration.controller.conftest import Scene
-    from tests.kube.cluster import FakeCluster
-
-
-def names(cluster: FakeCluster) -> list[str]:
-    """The worker pods of a job that are not being deleted."""
-    pods = cluster.pods("digits")
-    return [name for name, pod in pods.items() if "deletionTimestamp" not in pod["metadata"]]
 
 
 @pytest.mark.golden("the controller: a job comes up")
 def test_a_job_comes_up(cluster: Scene) -> None:
     submitted = cluster.running(replicas=3)
 
-    assert names(cluster) == ["digits-worker-0", "digits-worker-1", "digits-worker-2"]
     made = [*cluster.store.list(POD), *cluster.store.list(SERVICE), *cluster.store.list(BUDGET)]
     for item in made:
         (owner,) = item["metadata"]["ownerReferences"]
@@ -60,25 +52,6 @@ def test_a_pod_that_vanishes_or_is_preempted_is_replaced(cluster: Scene) -> None
         cluster.store.delete(POD, NAMESPACE, "digits-worker-0", {"gracePeriodSeconds": 5})
     wait_until_running(cluster, "digits", 2)
     assert cluster.condition("digits", "Failed").get("status") != "True"
-
-
-def test_scaling_takes_the_highest_and_waits_for_names(cluster: Scene) -> None:
-    cluster.running(replicas=4)
-    cluster.kubelet.removes = False  # pods take their time to end
-
-    cluster.scale("digits", 2)
-    cluster.wait_for(lambda: names(cluster) == ["digits-worker-0", "digits-worker-1"], "two go")
-    cluster.scale("digits", 3)
-    cluster.wait_for(
-        lambda: cluster.job("digits")["status"]["observedGeneration"] == 3, "the new size is seen"
-    )
-    assert len(cluster.pods("digits")) == 4  # the name of what still ends cannot be used
-
-    cluster.kubelet.remove(NAMESPACE, "digits-worker-3")
-    cluster.kubelet.remove(NAMESPACE, "digits-worker-2")
-    cluster.wait_for(
-        lambda: names(cluster) == [f"digits-worker-{index}" for index in range(3)], "three run"
-    )
 
 
 @pytest.mark.golden("the controller: suspend and resume")

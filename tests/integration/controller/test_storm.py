@@ -21,22 +21,6 @@ _JOBS = 5
 _BLOWS = 150
 
 
-class Witness:
-    """Sees every change of the cluster, and what must never be."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.wrong: list[str] = []
-        cluster.store.listeners.append(self._see)
-
-    def _see(self, change: Change) -> None:
-        if change.kind != JOB or change.type != "MODIFIED" or change.before is None:
-            return
-        name = change.item["metadata"]["name"]
-        for ended in ("Succeeded", "Failed"):
-            if _is(change.before, ended) and not _is(change.item, ended):
-                self.wrong.append(f"{name} is not {ended} any more")
-
-
 def _is(job: dict[str, Any], condition: str) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
     return any(one["type"] == condition and one["status"] == "True" for one in conditions)
@@ -45,7 +29,17 @@ def _is(job: dict[str, Any], condition: str) -> bool:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_after_the_storm_all_is_as_it_was_asked_for(seed: int, cluster: Scene) -> None:
     dice = random.Random(seed)
-    witness = Witness(cluster)
+    wrong: list[str] = []
+
+    def see(change: Change) -> None:
+        if change.kind == JOB and change.type == "MODIFIED" and change.before is not None:
+            name, before = change.item["metadata"]["name"], change.before
+            ended = [one for one in ("Succeeded", "Failed") if _is(before, one)]
+            wrong.extend(
+                f"{name} is not {one} any more" for one in ended if not _is(change.item, one)
+            )
+
+    cluster.store.listeners.append(see)
     wanted = {f"job-{number}": dice.randint(1, 4) for number in range(_JOBS)}
     controller = cluster.start("--lease-seconds", "2")
 
@@ -71,7 +65,7 @@ def test_after_the_storm_all_is_as_it_was_asked_for(seed: int, cluster: Scene) -
     expected = {f"{name}-worker-{i}" for name, number in wanted.items() for i in range(number)}
     workers = cluster.store.list(POD, selector="app.kubernetes.io/component=worker")
     assert {pod["metadata"]["name"] for pod in workers} == expected
-    assert witness.wrong == []
+    assert wrong == []
     assert "Traceback" not in controller.log.read_text()
 
 

@@ -11,7 +11,7 @@ from tests.integration.controller.conftest import (
     uids,
     wait_until_running,
 )
-from tests.kube.kinds import BUDGET, JOB, POD
+from tests.kube.kinds import JOB, POD
 
 if TYPE_CHECKING:
     from tests.integration.controller.conftest import Scene
@@ -64,16 +64,6 @@ def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(cluster: Scen
 # ---------------------------------------------------------------- what changes
 
 
-def test_a_changed_template_is_told(cluster: Scene) -> None:
-    cluster.running()
-    change(cluster, template("train:2"))
-    cluster.wait_for(lambda: "TemplateChanged" in reasons(cluster), "an event")
-    cluster.await_condition("digits", "Outdated", "OnRecreate")
-    assert images(cluster) == ["train", "train"]
-    cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 137)
-    cluster.wait_for(lambda: images(cluster) == ["train:2", "train"], "a new pod has the new one")
-
-
 def test_a_template_is_rolled_out_pod_by_pod(cluster: Scene) -> None:
     cluster.running(replicas=3, rollout="Rolling")
     fewest = 3
@@ -113,32 +103,6 @@ def test_an_etcd_without_an_image_is_told_and_mended(cluster: Scene) -> None:
     assert cluster.job("digits")["status"]["restartCount"] == 0
     made = [change.item for change in cluster.store.history if change.kind == POD]
     assert not [pod for pod in made if pod["metadata"]["name"].endswith("-worker-check")]
-
-
-def test_what_an_etcd_needs_in_a_cluster_is_merged_into_its_pod(cluster: Scene) -> None:
-    spec = {"priorityClassName": "high", "tolerations": [{"operator": "Exists"}]}
-    limits = {"limits": {"memory": "1Gi"}}
-    spec["containers"] = [{"name": "etcd", "resources": limits}]
-    cluster.running(etcd={"template": {"spec": spec, "metadata": {"labels": {"team": "a"}}}})
-    [pod] = cluster.pods("digits", "etcd").values()
-    assert pod["spec"]["priorityClassName"] == "high"
-    assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
-    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
-    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "50m"
-    assert pod["metadata"]["labels"]["team"] == "a"
-
-
-def test_etcd_leaves_a_node_after_the_workers(cluster: Scene) -> None:
-    cluster.running()  # there is one node
-
-    def budgets() -> list[str]:
-        return [one["metadata"]["name"] for one in cluster.store.list(BUDGET)]
-
-    cluster.wait_for(lambda: budgets() == ["digits", "digits-etcd"], "etcd is to stay")
-    cluster.kubelet.runs = False  # it is cordoned
-    for name in ("digits-worker-0", "digits-worker-1"):
-        cluster.store.delete(POD, NAMESPACE, name)
-    cluster.wait_for(lambda: budgets() == ["digits"], "etcd may go")
 
 
 # ---------------------------------------------------------------- the last words

@@ -108,19 +108,6 @@ def test_who_may_not_says_so_once_and_jobs_run(
     assert cluster.condition("digits", "Running")["status"] == "True"
 
 
-def test_a_server_that_stumbles_is_asked_again(cluster: Scene) -> None:
-    add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    cluster.start("--topology-labels=rack")
-    with (
-        cluster.trouble(reads_nodes, 500, "InternalError", "not now", times=1),
-        cluster.trouble(patches_pods, 503, "ServiceUnavailable", "not now", times=1),
-    ):
-        cluster.submit()
-        wait_until_told(cluster, {"r1": 2})
-    wait_until_running(cluster, "digits", 2)
-    assert warnings(cluster) == []
-
-
 def test_a_pod_that_has_its_place_later_is_told_then(cluster: Scene) -> None:
     add_nodes(cluster.store, "n1", labels={"rack": "r1"})
     cluster.kubelet.capacity = 2  # etcd, and one worker

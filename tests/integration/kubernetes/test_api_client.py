@@ -208,19 +208,6 @@ async def test_a_watch_that_is_silent_is_begun_anew(
 
 
 @in_loop
-async def test_a_watch_whose_version_is_refused_lists_anew(cluster: FakeCluster) -> None:
-    cluster.add(POD, pod("a"))
-    async with following(_client_of(cluster.url)) as diary:
-        await diary.until({"a"})
-        with cluster.trouble(lambda asked: asked.verb == "watch", 410, "Expired", "", 1):
-            with cluster.store.lock:
-                cluster.kubelet.lose("default", "a")
-                cluster.break_watches(forget=True)
-            await diary.until(set())
-        assert diary.lists == 2
-
-
-@in_loop
 async def test_a_refusal_says_what_was_asked_and_why(cluster: FakeCluster) -> None:
     counted: list[tuple[str, int]] = []
     async with _client_of(cluster.url, lambda *asked: counted.append(asked)) as client:

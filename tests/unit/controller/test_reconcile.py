@@ -26,7 +26,6 @@ from tests.unit.controller.loops import in_loop
 from tests.unit.controller.small_api import SmallApi
 
 if TYPE_CHECKING:
-
     from elastic_runtime.controller.decide.job_types import Action
 
 _VALUES = st.recursive(
