@@ -18,14 +18,15 @@ from pathlib import Path
 
 from tests import processes
 from tests.etcd_server import free_port
-from tests.processes import wait_for
+from tests.processes import PROGRAM_TIMEOUT, wait_for
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 # Programs of daemons are not on every user's PATH.
 _SBIN = "/usr/sbin:/sbin"
 READY_TIMEOUT = 120.0
-_LONGEST_CALL = 60.0
+_LONGEST_END = 60.0
 _KEY_BYTES = 128
+_OF_JOBS = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
 # Whatever ends with this is queued again.
 REQUEUE_EXIT = 75
 
@@ -82,12 +83,13 @@ class SlurmCluster:
 
     Attributes:
         home: its directory.
-        environ: what commands need to find it.
+        environ: that of a person's shell on it.
     """
 
     def __init__(self, nodes: int = 4, *, proctrack: str = "pgid") -> None:
         self.home = Path(tempfile.mkdtemp(prefix="elastic-slurm-"))
-        self.environ = {"SLURM_CONF": str(self.home / "slurm.conf"), "PATH": _path()}
+        where = {"SLURM_CONF": str(self.home / "slurm.conf"), "PATH": _path()}
+        self.environ = {**os.environ, **where, **_OF_JOBS}
         self._names = [f"n{number}" for number in range(nodes)]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         try:
@@ -164,21 +166,22 @@ class SlurmCluster:
         with (self.home / f"{name}.out").open("wb") as out:
             self._daemons[name] = subprocess.Popen(
                 [path, *args],
-                env={**os.environ, **self.environ},
+                env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def call(self, *command: str, check: bool = True) -> str:
-        """What a command of Slurm's prints."""
+    def call(self, *command: str, check: bool = True, cwd: Path | None = None) -> str:
+        """What a command prints."""
         done = subprocess.run(
             command,
-            env={**os.environ, **self.environ},
+            cwd=cwd,
+            env=self.environ,
             capture_output=True,
             text=True,
-            timeout=_LONGEST_CALL,
+            timeout=PROGRAM_TIMEOUT,
             check=False,
         )
         assert done.returncode == 0 or not check, f"{command}: {done.stderr}"
@@ -199,25 +202,17 @@ class SlurmCluster:
 
     def tasks(self, node: str) -> list[int]:
         """The tasks of steps that run on a node, by process id."""
-        found = self._task_environments().items()
-        return [
-            pid
-            for pid, its in found
-            if its.get("SLURMD_NODENAME") == node and "SLURM_STEP_ID" in its
-        ]
+        steps = {pid: its for pid, its in self._started().items() if "SLURM_STEP_ID" in its}
+        return [pid for pid, its in steps.items() if its.get("SLURMD_NODENAME") == node]
 
     def batch(self, job: str) -> int:
         """The batch script of a job, by process id."""
-        found = self._task_environments().items()
-        (pid,) = (
-            pid
-            for pid, its in found
-            if its.get("SLURM_JOB_ID") == job and "SLURM_STEP_ID" not in its
-        )
+        found = {pid: its for pid, its in self._started().items() if "SLURM_STEP_ID" not in its}
+        (pid,) = (pid for pid, its in found.items() if its.get("SLURM_JOB_ID") == job)
         return pid
 
-    def _task_environments(self) -> dict[int, dict[str, str]]:
-        """Those of all that Slurm itself has started, by process id."""
+    def _started(self) -> dict[int, dict[str, str]]:
+        """The environments of all that Slurm itself has started, by process id."""
         found = {}
         for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
             its = processes.environment(pid)
@@ -241,6 +236,6 @@ class SlurmCluster:
         for name in reversed(self._daemons):
             self._daemons[name].send_signal(signal.SIGTERM)
         for daemon in self._daemons.values():
-            daemon.wait(_LONGEST_CALL)
+            daemon.wait(_LONGEST_END)
         self._daemons.clear()
         shutil.rmtree(self.home, ignore_errors=True)

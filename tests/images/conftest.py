@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docker_engine import LABEL
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,31 +69,14 @@ class Container:
 
     name: str
 
-    def await_line(self, words: str, patience: float = 90.0) -> None:
-        """Waits until it has said something.
+    def log(self) -> str:
+        """All that it has said."""
+        said = docker("logs", self.name)
+        return said.stdout + said.stderr
 
-        Raises:
-            AssertionError: it has ended before, or the time was over.
-        """
-        deadline = time.monotonic() + patience
-        follow = subprocess.Popen(
-            ["docker", "logs", "--follow", self.name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        said = []
-        try:
-            assert follow.stdout
-            for line in follow.stdout:
-                said.append(line)
-                if words in line:
-                    return
-                assert time.monotonic() < deadline, f"no {words!r} in time:\n{''.join(said)}"
-        finally:
-            follow.kill()
-            follow.communicate()
-        pytest.fail(f"ended without {words!r}:\n{''.join(said)}")
+    def await_line(self, words: str) -> None:
+        """Waits until it has said something."""
+        wait_for(lambda: words in self.log(), 90.0, repr(words), self.log, pause=0.5)
 
     def stop(self, grace: int) -> int:
         """SIGTERM, and SIGKILL after so many seconds; the exit code."""

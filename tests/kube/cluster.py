@@ -112,9 +112,25 @@ class FakeCluster:
         """Waits for something to be true of the objects; looks at each of their changes."""
         return self.store.wait_for(happened, patience, what, self.story)
 
+    def await_condition(self, name: str, type: str, said: str = "True") -> Object:
+        """Waits until a condition of a job has this status or reason, and gives it."""
+
+        def found() -> Object | None:
+            one = self.condition(name, type)
+            return one if said in (one.get("status"), one.get("reason")) else None
+
+        held: Object = self.wait_for(found, f"{type} of {name} is {said}")
+        return held
+
+    def scale(self, name: str, replicas: int, namespace: str = "default") -> None:
+        """A user asks for so many pods."""
+        worker = {"Worker": {"replicas": replicas}}
+        self.edit(JOB, name, {"spec": {"replicaSpecs": worker}}, namespace)
+
     def story(self) -> str:
         """What there is, for the message of a test that fails."""
-        jobs = [f"{j['metadata']['name']}: {json.dumps(j.get('status'))}" for j in self._jobs()]
+        found = self.store.list(JOB)
+        jobs = [f"{job['metadata']['name']}: {json.dumps(job.get('status'))}" for job in found]
         pods = [
             f"{name}: {pod['status']['phase']}"
             + (" (ending)" if pod["metadata"].get("deletionTimestamp") else "")
@@ -160,9 +176,6 @@ class FakeCluster:
         if forget:
             self.store.forget()
         self.server.break_streams()
-
-    def _jobs(self) -> list[Object]:
-        return self.store.list(JOB)
 
 
 def serve(about: str, clusters: Callable[[], Any]) -> int:

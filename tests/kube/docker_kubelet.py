@@ -98,7 +98,7 @@ class DockerCluster:
         self._todo.set()
         self._keeper.join()
         for runner in tuple(self._runners.values()):
-            runner.kill()
+            runner.end(0)
         for runner in tuple(self._runners.values()):
             runner.thread.join(60)
         self._door.close()
@@ -183,11 +183,6 @@ class Runner:
         if not self._ending.is_set() or grace <= _LEAST_GRACE:
             self._ending.set()
             threading.Thread(target=self._stop, args=(grace,), daemon=True).start()
-
-    def kill(self) -> None:
-        """SIGKILL, at once."""
-        self._ending.set()
-        threading.Thread(target=self._stop, args=(0,), daemon=True).start()
 
     def _stop(self, grace: int) -> None:
         if self._container is not None:
@@ -405,7 +400,11 @@ class Runner:
                 files = self._files("Secret", volume["secret"]["secretName"])
             else:
                 raise DockerException(f"this kind of volume is not known here: {volume}")
-            yield _filled(directory, files), mount["mountPath"], _mode(mount)
+            yield (
+                _filled(directory, files),
+                mount["mountPath"],
+                "ro" if mount.get("readOnly") else "rw",
+            )
         path = self._spec.get("terminationMessagePath", "/dev/termination-log")
         yield _filled(self._directory, {"last-words": b""}) / "last-words", path, "rw"
         self._last_words.chmod(0o666)
@@ -459,10 +458,6 @@ def _filled(directory: Path, files: dict[str, bytes]) -> Path:
     for name, data in files.items():
         (directory / name).write_bytes(data)
     return directory
-
-
-def _mode(mount: Object) -> str:
-    return "ro" if mount.get("readOnly") else "rw"
 
 
 if __name__ == "__main__":

@@ -57,9 +57,7 @@ _SCALED: dict[str, Any] = {"subresources": ("status", "scale"), "counted": True}
 POD = _core("pods", "Pod", subresources=("status", "log", "eviction"))
 SERVICE = _core("services", "Service", subresources=_STATUS)
 EVENT = _core("events", "Event")
-SECRET = _core("secrets", "Secret")
 NAMESPACE = _core("namespaces", "Namespace", namespaced=False, subresources=_STATUS)
-CLAIM = _core("persistentvolumeclaims", "PersistentVolumeClaim")
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", **_COUNTED)
 JOB = Kind("elastic.pytorch.org", "v1alpha1", "elasticjobs", "ElasticJob", **_SCALED)
@@ -73,9 +71,9 @@ KINDS: tuple[Kind, ...] = (
     POD,
     SERVICE,
     EVENT,
-    SECRET,
+    _core("secrets", "Secret"),
     NAMESPACE,
-    CLAIM,
+    _core("persistentvolumeclaims", "PersistentVolumeClaim"),
     _core("configmaps", "ConfigMap"),
     _core("nodes", "Node", namespaced=False, subresources=_STATUS),
     _core("serviceaccounts", "ServiceAccount"),

@@ -33,40 +33,29 @@ class Kubelet:
         self._net, self._addresses = random.randint(2, 250), 0
         store.listeners.append(self._on_change)
 
-    def run(self, namespace: str, name: str, ready: bool = True) -> None:
+    def run(self, namespace: str, name: str) -> None:
         """A pod is placed and its containers run."""
         self._addresses += 1
         high, low = divmod(self._addresses, 250)
         address = f"127.{self._net}.{high}.{low + 1}"
         status = {"phase": "Running", "startTime": now(), "podIP": address, "hostIP": "127.0.0.1"}
-        status["conditions"] = _conditions(PodScheduled=True, Initialized=True, Ready=ready)
-        self._show(namespace, name, status, {"running": {"startedAt": now()}}, ready)
+        status["conditions"] = _conditions(PodScheduled=True, Initialized=True, Ready=True)
+        self._show(namespace, name, status, {"running": {"startedAt": now()}}, True)
 
-    def finish(
-        self,
-        namespace: str,
-        name: str,
-        code: int,
-        reason: str = "",
-        log: str = "",
-        message: str = "",
-    ) -> None:
+    def finish(self, namespace: str, name: str, code: int, message: str = "") -> None:
         """A pod's containers have ended.
 
         Args:
             namespace: of the pod.
             name: of the pod.
             code: what they exited with.
-            reason: of the container's end, such as ``OOMKilled``.
-            log: what they have written at the end.
             message: their termination message.
         """
-        if log:
-            self.write(namespace, name, log)
+        before = self._store.get(POD, namespace, name)["status"]
         ended = {
             "exitCode": code,
-            "reason": reason or ("Completed" if code == 0 else "Error"),
-            "startedAt": self._started(namespace, name),
+            "reason": "Error" if code else "Completed",
+            "startedAt": str(before.get("startTime") or now()),
             "finishedAt": now(),
             **({"message": message} if message else {}),
         }
@@ -129,20 +118,14 @@ class Kubelet:
 
     def _place(self, pod: Object) -> None:
         meta = pod["metadata"]
-        if self.capacity is None or self._running() < self.capacity:
+        running = sum(one["status"]["phase"] == "Running" for one in self._store.list(POD))
+        if self.capacity is None or running < self.capacity:
             self.run(meta["namespace"], meta["name"])
             return
         why = f"0/1 nodes are available: {self.capacity} pods run already."
         placed = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         status = {"conditions": [{**placed, "message": why}]}
         self._store.change(POD, meta["namespace"], meta["name"], {"status": status})
-
-    def _running(self) -> int:
-        return sum(one["status"]["phase"] == "Running" for one in self._store.list(POD))
-
-    def _started(self, namespace: str, name: str) -> str:
-        status = self._store.get(POD, namespace, name)["status"]
-        return str(status.get("startTime") or now())
 
     def _show(self, namespace: str, name: str, status: Object, state: Object, ready: bool) -> None:
         pod = self._store.get(POD, namespace, name)

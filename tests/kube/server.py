@@ -172,23 +172,19 @@ class ApiServer:
         if parts[0] != "fake":
             with self.store.lock:
                 self.counts[f"{http.method.lower()} {http.path}"] += 1
-        answer: Object | None = None
-        if parts == ["version"]:
-            answer = {"major": "1", "minor": "34", "gitVersion": "v1.34.0-fake"}
-        elif parts == ["fake", "counts"]:  # not Kubernetes': for who runs this in another process
-            answer = dict(self.counts)
-        elif parts == ["api"]:
-            answer = {"kind": "APIVersions", "versions": ["v1"]}
-        elif parts == ["apis"]:
-            answer = self.catalogue.groups()
-        elif parts[0] == "api" and len(parts) == 2:
+        known: dict[str, Any] = {
+            "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0-fake"},
+            "/fake/counts": dict(self.counts),  # not Kubernetes': for another process
+            "/api": {"kind": "APIVersions", "versions": ["v1"]},
+            "/apis": self.catalogue.groups(),
+        }
+        answer = known.get(http.path.rstrip("/"))
+        if parts[0] == "api" and len(parts) == 2:
             answer = self.catalogue.resources("", parts[1])
         elif parts[0] == "apis" and len(parts) == 2:
             answer = self.catalogue.group(parts[1])
         elif parts[0] == "apis" and len(parts) == 3:
             answer = self.catalogue.resources(parts[1], parts[2])
-        elif parts[0] in ("healthz", "readyz", "livez"):
-            return web.Response(text="ok")
         if answer is None:
             raise Refusal(404, "NotFound", "the server could not find the requested resource")
         return _json(answer, 200)

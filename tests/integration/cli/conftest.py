@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from elastic_runtime.cli.ctl.elasticctl import main
 from elastic_runtime.cli.kube.build_job import Submission, make_job
 from tests.kube.cluster import FakeCluster
 from tests.kube.kinds import JOB
+from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,61 +83,62 @@ def quick(
 class Running:
     """A command that goes on, and what it has printed so far."""
 
-    def __init__(self, environ: dict[str, str], *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [*_COMMAND, *arguments],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._said: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def __init__(self, environ: dict[str, str], log: Path, *arguments: str) -> None:
+        self._log = log
+        with log.open("w") as out:
+            self._process = subprocess.Popen(
+                [*_COMMAND, *arguments], env=environ, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def lines(self) -> list[str]:
+        """All that it has printed, but for a line that is not whole yet."""
+        lines = self._log.read_text().splitlines(keepends=True)
+        return [line for line in lines if line.endswith("\n")]
 
     def until(self, words: str) -> str:
-        """The next line that holds these words."""
-        while (line := self._lines.get(timeout=PATIENCE)) is not None:
-            self._said.append(line)
-            if words in line:
-                return line
-        raise AssertionError(f"it ended without {words!r}:\n{''.join(self._said)}")
+        """Waits for a line that holds these words."""
+
+        def said() -> list[str]:
+            ended = self._process.poll() is not None
+            found = [line for line in self.lines() if words in line]
+            assert found or not ended, f"it ended without {words!r}:\n{self._log.read_text()}"
+            return found
+
+        return wait_for(said, PATIENCE, repr(words), self._log.read_text)[0]
 
     def end(self, number: int | None = None) -> tuple[int, list[str]]:
         """Waits for its end, after a signal if one is given; its code, and all lines."""
         if number is not None:
             self._process.send_signal(number)
-        code = self._process.wait(PATIENCE)
-        while (line := self._lines.get(timeout=PATIENCE)) is not None:
-            self._said.append(line)
-        return code, self._said
+        return self._process.wait(PATIENCE), self.lines()
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as out:
-            for line in out:
-                self._lines.put(line)
-        self._lines.put(None)
+
+Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start(environ: dict[str, str]) -> Iterator[Callable[..., Running]]:
+def start(environ: dict[str, str], tmp_path: Path) -> Iterator[Start]:
     """Starts a command that goes on."""
     running: list[Running] = []
 
     def begin(*arguments: str) -> Running:
-        running.append(Running(environ, *arguments))
+        running.append(Running(environ, tmp_path / f"{len(running)}.log", *arguments))
         return running[-1]
 
     yield begin
     for one in running:
         one.close()
+
+
+def assert_refused(ctl: Ctl, words: str, *arguments: str, code: int = 2) -> str:
+    """A command ends with this code, and says these words; all that it says of it."""
+    ended, _, err = ctl(*arguments)
+    assert (ended, words in err) == (code, True), err
+    return err
 
 
 def add_job(cluster: FakeCluster, name: str = "one", **flags: Any) -> dict[str, Any]:

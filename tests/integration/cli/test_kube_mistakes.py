@@ -6,11 +6,11 @@ import json
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cli.conftest import PATIENCE, Ctl, add_job
+from tests.integration.cli.conftest import PATIENCE, Ctl, add_job, assert_refused
 from tests.kube.cluster import kubeconfig
 from tests.kube.kinds import JOB
 
@@ -18,23 +18,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.kube.cluster import FakeCluster
-    from tests.kube.server import Request
+
+SUBMIT = ("submit", "train.py", "--image", "x:1")
 
 
 def test_a_job_that_is_not_there_has_neighbours(cluster: FakeCluster, quick: Ctl) -> None:
     add_job(cluster, "digits-one")
     for arguments in (("status", "digits-on"), ("scale", "digits-on", "2"), ("logs", "digits-on")):
-        code, _, err = quick(*arguments)
-        assert (code, "did you mean 'digits-one'?" in err) == (2, True)
-    code, _, err = quick("delete", "zebra")
-    assert (code, "elasticctl jobs lists those that there are" in err) == (2, True)
+        assert_refused(quick, "did you mean 'digits-one'?", *arguments)
+    assert_refused(quick, "elasticctl jobs lists those that there are", "delete", "zebra")
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "UPPER"])
 def test_what_cannot_be_a_name_is_not_sent(cluster: FakeCluster, quick: Ctl, name: str) -> None:
     add_job(cluster)
-    code, _, err = quick("delete", name)
-    assert (code, "is no name of a job" in err) == (2, True)
+    assert_refused(quick, "is no name of a job", "delete", name)
     assert not cluster.counts()
 
 
@@ -43,50 +41,42 @@ def test_a_cluster_without_the_resource_says_how_to_install_it(
 ) -> None:
     kinds = cluster.server.catalogue.kinds
     kinds[:] = [kind for kind in kinds if kind != JOB]
-    for arguments in (("jobs",), ("status", "one"), ("submit", "train.py", "--image", "x:1")):
-        code, _, err = quick(*arguments)
-        assert (code, "knows no ElasticJobs: install them with" in err) == (2, True)
+    for arguments in (("jobs",), ("status", "one"), SUBMIT):
+        assert_refused(quick, "knows no ElasticJobs: install them with", *arguments)
 
 
-def _is_job(asked: Request) -> bool:
-    return asked.kind == JOB
+MAY_NOT, WRONG = "exceeded quota: jobs, requested: count/elasticjobs=1", "spec.x: must not be"
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "message", "code", "words"),
+    ("command", "status", "reason", "message", "code", "words"),
     [
-        (403, "Forbidden", "User cannot list", 4, "you may not list elasticjobs in the namespace"),
-        (500, "InternalError", "etcd has no leader", 4, "failed with 500: etcd has no leader"),
-        (429, "TooManyRequests", "slow down", 4, "failed with 429: slow down"),
-        (422, "Invalid", "spec.x: no", 2, "refuses to list elasticjobs"),
+        (("jobs",), 403, "Forbidden", "User cannot list", 4, "you may not list elasticjobs in the"),
+        (("jobs",), 500, "InternalError", "etcd has no leader", 4, "failed with 500: etcd has no"),
+        (("jobs",), 429, "TooManyRequests", "slow down", 4, "failed with 429: slow down"),
+        (("jobs",), 422, "Invalid", "spec.x: no", 2, "refuses to list elasticjobs"),
+        (SUBMIT, 422, "Invalid", WRONG, 2, WRONG),
+        (SUBMIT, 403, "Forbidden", MAY_NOT, 2, MAY_NOT),
     ],
 )
 def test_refusals_of_the_server_are_told(
-    cluster: FakeCluster, quick: Ctl, status: int, reason: str, message: str, code: int, words: str
+    cluster: FakeCluster,
+    quick: Ctl,
+    command: tuple[str, ...],
+    status: int,
+    reason: str,
+    message: str,
+    code: int,
+    words: str,
 ) -> None:
-    with cluster.trouble(_is_job, status, reason, message):
-        ended, _, err = quick("jobs")
-    assert ended == code
-    assert words in err
-    assert message in err
-
-
-def test_an_admission_that_refuses_is_told(cluster: FakeCluster, quick: Ctl) -> None:
-    submit = ("submit", "train.py", "--image", "x:1", "--name", "one")
-    why = "ElasticJob is invalid: spec.minReplicas: must not be above maxReplicas"
-    with cluster.trouble(lambda asked: asked.verb == "create", 422, "Invalid", why):
-        code, _, err = quick(*submit)
-    assert (code, why in err) == (2, True)
-    quota = "exceeded quota: jobs, requested: count/elasticjobs=1"
-    with cluster.trouble(lambda asked: asked.verb == "create", 403, "Forbidden", quota):
-        code, _, err = quick(*submit)
-    assert (code, quota in err) == (2, True)
+    with cluster.trouble(lambda asked: asked.kind == JOB, status, reason, message):
+        ended, _, err = quick(*command)
+    assert (ended, words in err, message in err) == (code, True, True), err
 
 
 def test_a_token_that_is_not_accepted(cluster: FakeCluster, quick: Ctl) -> None:
     cluster.server.token = "the right one"
-    code, _, err = quick("jobs")
-    assert (code, "does not accept these credentials" in err) == (4, True)
+    err = assert_refused(quick, "does not accept these credentials", "jobs", code=4)
     assert "the right one" not in err
 
 
@@ -103,14 +93,7 @@ def test_a_server_that_is_gone(ctl: Ctl, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "There is no kubeconfig at"),
-        ("", "cannot be used"),
-        ("a: [b", "cannot be used"),
-        ("hello", "is no kubeconfig"),
-        ("apiVersion: v1\nkind: Config\n", "cannot be used"),
-    ],
+    ("text", "words"), [(None, "There is no kubeconfig at"), ("hello", "is no kubeconfig")]
 )
 def test_a_kubeconfig_that_is_none(
     quick: Ctl, tmp_path: Path, text: str | None, words: str
@@ -122,31 +105,19 @@ def test_a_kubeconfig_that_is_none(
     assert (code, words in err, str(path) in err, err.count("\n")) == (2, True, True, 1)
 
 
-@pytest.mark.parametrize(
-    ("part", "wrong", "words"),
-    [
-        ("clusters", {"cluster": {"server": "host:6443"}}, "that is no URL"),
-        ("clusters", {"cluster": {}}, "that is no URL"),
-        ("contexts", {"context": {"cluster": "fake", "user": "tester", "namespace": 3}}, None),
-    ],
-)
-def test_a_kubeconfig_with_a_part_that_cannot_be(
-    quick: Ctl, tmp_path: Path, part: str, wrong: dict[str, Any], words: str | None
-) -> None:
+def test_a_kubeconfig_whose_namespace_cannot_be(quick: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "other"
     written = kubeconfig("http://127.0.0.1:1", "default")
-    written[part][0].update(wrong)
+    written["contexts"][0]["context"]["namespace"] = 3
     path.write_text(json.dumps(written))
     code, _, err = quick("jobs", env={"KUBECONFIG": str(path)})
-    expected = words or "the API server http://127.0.0.1:1 does not answer"
-    assert (code, expected in err, err.count("\n")) == (2 if words else 4, True, 1)
+    expected = "the API server http://127.0.0.1:1 does not answer"
+    assert (code, expected in err, err.count("\n")) == (4, True, 1)
 
 
 def test_a_context_or_a_namespace_that_cannot_be(quick: Ctl) -> None:
-    code, _, err = quick("jobs", "--context", "prod")
-    assert (code, "has no context 'prod': it has 'fake'" in err) == (2, True)
-    code, _, err = quick("jobs", "-n", "../kube-system")
-    assert (code, "is no name of a namespace" in err) == (2, True)
+    assert_refused(quick, "has no context 'prod': it has 'fake'", "jobs", "--context", "prod")
+    assert_refused(quick, "is no name of a namespace", "jobs", "-n", "../kube-system")
 
 
 @pytest.mark.parametrize("package", ["kubernetes", "aiohttp"])

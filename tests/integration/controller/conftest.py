@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.kube.cluster import FakeCluster
 from tests.kube.kinds import JOB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 _PATIENCE = 60.0
@@ -72,49 +73,41 @@ class Running:
         return self.log.read_text()[-8000:]
 
 
-Start = "Callable[..., Running]"
+class Scene(FakeCluster):
+    """A cluster, and the controllers that a test starts.
 
+    Args:
+        folder: for their logs and their kubeconfig.
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    """An empty cluster."""
-    fake = FakeCluster()
-    yield fake
-    fake.close()
+    Attributes:
+        controllers: in the order in which they were started.
+    """
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.controllers: list[Running] = []
+        self._folder = folder
 
-@pytest.fixture
-def start(cluster: FakeCluster, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts controllers; options are those of the command."""
-    started: list[Running] = []
+    @property
+    def controller(self) -> Running:
+        """The first one; it is started if it was not."""
+        return self.controllers[0] if self.controllers else self.start()
 
-    def start(*options: str, ready: bool = True) -> Running:
-        port, number = free_port(), len(started)
-        config = cluster.kubeconfig(tmp_path / "kubeconfig")
+    def start(self, *options: str, ready: bool = True) -> Running:
+        """Starts a controller; options are those of the command."""
+        port, number = free_port(), len(self.controllers)
+        config = self.kubeconfig(self._folder / "kubeconfig")
         command = [sys.executable, "-m", "elastic_runtime.controller"]
         command += ["--liveness-port", str(port), *options]
-        running = Running(command, tmp_path / f"controller{number}.log", config, port)
-        started.append(running)
+        running = Running(command, self._folder / f"controller{number}.log", config, port)
+        self.controllers.append(running)
         if ready:
             running.wait_until_ready()
         return running
 
-    yield start
-    for running in started:
-        running.end(signal.SIGKILL)
-
-
-@pytest.fixture
-def controller(start: Callable[..., Running]) -> Running:
-    """One controller that looks after all jobs."""
-    return start()
-
-
-@pytest.fixture
-def submit(cluster: FakeCluster) -> Callable[..., dict[str, Any]]:
-    """Submits a job; keywords go into its spec."""
-
-    def submit(name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
+    def submit(self, name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
+        """Submits a job to the controller; keywords go into its spec."""
+        assert self.controller
         container = {"name": "elasticjob-worker", "image": "train", "args": ["train.py"]}
         template = {"spec": {"containers": [container]}}
         worker = {"replicas": replicas, "template": template} | spec.pop("worker", {})
@@ -126,23 +119,27 @@ def submit(cluster: FakeCluster) -> Callable[..., dict[str, Any]]:
             "metadata": {"name": name, "namespace": namespace},
             "spec": whole,
         }
-        return cluster.add(JOB, job)
+        return self.add(JOB, job)
 
-    return submit
+    def running(self, name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
+        """Submits a job and waits until all its pods run."""
+        job = self.submit(name, replicas, **spec)
+        wait_until_running(self, name, replicas)
+        return job
+
+    def close(self) -> None:
+        """Ends the controllers, and the cluster."""
+        for running in self.controllers:
+            running.end(signal.SIGKILL)
+        super().close()
 
 
 @pytest.fixture
-def running(
-    cluster: FakeCluster, controller: Running, submit: Callable[..., Any]
-) -> Callable[..., dict[str, Any]]:
-    """Submits a job and waits until all its pods run."""
-
-    def run(name: str = "digits", replicas: int = 2, **spec: Any) -> dict[str, Any]:
-        job = submit(name, replicas, **spec)
-        wait_until_running(cluster, name, replicas)
-        return job
-
-    return run
+def cluster(tmp_path: Path) -> Iterator[Scene]:
+    """An empty cluster, in which controllers can be started."""
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
 
 
 def wait_until_running(cluster: FakeCluster, name: str, replicas: int) -> None:
@@ -157,3 +154,40 @@ def wait_until_running(cluster: FakeCluster, name: str, replicas: int) -> None:
         )
 
     cluster.wait_for(runs, f"{replicas} pods of {name} run")
+
+
+def uids(cluster: FakeCluster, job: str = "digits") -> dict[str, str]:
+    """The identities of a job's workers, by name."""
+    return {name: pod["metadata"]["uid"] for name, pod in cluster.pods(job).items()}
+
+
+@contextmanager
+def replaced(cluster: FakeCluster, name: str, job: str = "digits") -> Iterator[None]:
+    """What is done within has a pod replaced: waits for another one of its name."""
+    before = uids(cluster, job)[name]
+    yield
+    cluster.wait_for(lambda: uids(cluster, job).get(name, before) != before, f"another {name}")
+
+
+def has_warned(cluster: FakeCluster, words: str) -> None:
+    """Waits for an event of the job that holds these words."""
+    cluster.wait_for(
+        lambda: any(
+            words in one["message"] for one in cluster.events("digits") if one["type"] == "Warning"
+        ),
+        f"a warning with {words!r}",
+    )
+
+
+def let_pass(cluster: FakeCluster, renewals: int) -> None:
+    """Returns after so many renewals of the Lease: the only thing that goes on by itself."""
+    until = cluster.counts()["update leases"] + renewals
+    cluster.wait_for(lambda: cluster.counts()["update leases"] >= until, f"{renewals} renewals")
+
+
+def assert_idle(cluster: FakeCluster) -> None:
+    """Whoever has nothing to do asks nothing."""
+    let_pass(cluster, 2)
+    before = cluster.counts()
+    let_pass(cluster, 3)
+    assert set(cluster.counts() - before) == {"update leases"}

@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
+from tests.integration.controller.conftest import wait_until_running
 from tests.kube import pod_groups
-from tests.kube.kinds import JOB, KINDS
+from tests.kube.kinds import JOB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
-    from tests.kube.cluster import FakeCluster
+    from tests.integration.controller.conftest import Scene
     from tests.kube.kinds import Kind
-
-    Submit = Callable[..., dict[str, Any]]
 
 _GANGS = [
     ("coscheduling", pod_groups.COSCHEDULING, {"minMember": 2}),
@@ -27,27 +22,17 @@ _GANGS = [
 ]
 
 
-def _install(cluster: FakeCluster, *kinds: Kind) -> None:
-    """The cluster has PodGroups of these kinds, and checks them."""
-    cluster.server.catalogue.kinds.extend(kinds)
-    cluster.store.webhooks.append(pod_groups.check_pod_group)
-
-
 def _scheduling(gang: str) -> dict[str, str]:
     return {"gang": gang, **({"queue": "team"} if gang in ("volcano", "kai") else {})}
 
 
 @pytest.mark.parametrize(("gang", "kind", "spec"), _GANGS, ids=[k.group for _, k, _ in _GANGS])
-def test_the_minimum_of_a_job_is_a_gang(
-    cluster: FakeCluster,
-    controller: Running,
-    submit: Submit,
-    gang: str,
-    kind: Kind,
-    spec: dict[str, Any],
+def test_the_minimum_of_a_job_is_a_gang_as_long_as_a_pod_needs_it(
+    cluster: Scene, gang: str, kind: Kind, spec: dict[str, Any]
 ) -> None:
-    _install(cluster, kind)
-    job = submit(replicas=3, minReplicas=2, scheduling=_scheduling(gang))
+    cluster.server.catalogue.kinds.append(kind)
+    cluster.store.webhooks.append(pod_groups.check_pod_group)
+    job = cluster.submit(replicas=3, minReplicas=2, scheduling=_scheduling(gang))
     cluster.wait_for(lambda: len(cluster.pods("digits")) == 3, "its pods")
 
     (group,) = cluster.store.list(kind)
@@ -64,61 +49,27 @@ def test_the_minimum_of_a_job_is_a_gang(
         assert named[gang] == group["metadata"]["name"]
         assert [name for name, value in named.items() if value] == [gang]
 
+    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
+    cluster.wait_for(lambda: not cluster.store.list(kind), "it goes")
 
-def test_a_cluster_without_such_groups_is_told(
-    cluster: FakeCluster, controller: Running, submit: Submit
+
+@pytest.mark.parametrize(
+    ("gang", "words"),
+    [
+        ("volcano", ("this cluster has no PodGroups of volcano", "scheduling.volcano.sh/v1beta1")),
+        ("native", ("Kubernetes' own PodGroups are not known here",)),  # the fake one is a 1.34
+    ],
+)
+def test_a_cluster_without_such_groups_is_told_and_not_asked_for_them(
+    cluster: Scene, gang: str, words: tuple[str, ...]
 ) -> None:
-    submit(replicas=2, minReplicas=2, scheduling={"gang": "volcano"})
-
-    cluster.wait_for(
-        lambda: cluster.condition("digits", "Running").get("reason") == "NoGangScheduler",
-        "the condition says it",
-    )
+    cluster.submit(replicas=2, minReplicas=2, scheduling={"gang": gang})
+    said = cluster.await_condition("digits", "Running", "NoGangScheduler")["message"]
+    assert f"spec.scheduling.gang: {words[0]}" in said
+    assert all(text in said for text in words)
     assert not cluster.pods("digits")
-    said = cluster.condition("digits", "Running")["message"]
-    assert "spec.scheduling.gang: this cluster has no PodGroups of volcano" in said
-    assert "scheduling.volcano.sh/v1beta1" in said
 
+    asked = cluster.counts()
     cluster.edit(JOB, "digits", {"spec": {"scheduling": None}})
     wait_until_running(cluster, "digits", 2)
-
-
-def test_a_cluster_that_does_not_know_the_field_of_native_gangs_is_told(
-    cluster: FakeCluster, controller: Running, submit: Submit
-) -> None:
-    submit(replicas=2, minReplicas=2, scheduling={"gang": "native"})  # the fake one is a 1.34
-
-    cluster.wait_for(
-        lambda: cluster.condition("digits", "Running").get("reason") == "NoGangScheduler",
-        "the condition says it",
-    )
-    said = cluster.condition("digits", "Running")["message"]
-    assert "spec.scheduling.gang: Kubernetes' own PodGroups are not known here" in said
-
-
-def test_the_group_goes_when_no_pod_needs_it(
-    cluster: FakeCluster, controller: Running, submit: Submit
-) -> None:
-    _install(cluster, pod_groups.COSCHEDULING)
-    submit(replicas=2, minReplicas=2, scheduling={"gang": "coscheduling"})
-    wait_until_running(cluster, "digits", 2)
-
-    cluster.edit(JOB, "digits", {"spec": {"suspend": True}})
-    cluster.wait_for(lambda: not cluster.store.list(pod_groups.COSCHEDULING), "it goes")
-    cluster.edit(JOB, "digits", {"spec": {"suspend": False}})
-    wait_until_running(cluster, "digits", 2)
-    assert len(cluster.store.list(pod_groups.COSCHEDULING)) == 1
-
-    for name in list(cluster.pods("digits")):
-        cluster.kubelet.finish(NAMESPACE, name, 0)
-    cluster.wait_for(lambda: not cluster.store.list(pod_groups.COSCHEDULING), "it goes")
-
-
-def test_no_cluster_of_today_is_asked_for_groups(
-    cluster: FakeCluster, controller: Running, submit: Submit
-) -> None:
-    submit(replicas=2)
-    wait_until_running(cluster, "digits", 2)
-
-    assert not [name for name in cluster.counts() if "podgroups" in name]
-    assert not any(kind.plural == "podgroups" for kind in KINDS)
+    assert not [name for name in cluster.counts() - asked if "podgroups" in name]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests import processes
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
-from tests.kube.kinds import JOB, LEASE
+from tests.integration.controller.conftest import NAMESPACE, uids, wait_until_running
+from tests.kube.kinds import LEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
-
-    Run = Callable[..., dict[str, Any]]
-    Start = Callable[..., Running]
 
 # Long enough for a loaded machine, short enough for a test.
 _LEASE = ("--lease-seconds", "3")
@@ -29,22 +24,16 @@ def holder(cluster: FakeCluster) -> str:
     return str(lease["spec"].get("holderIdentity", ""))
 
 
-def uids(cluster: FakeCluster) -> dict[str, str]:
-    return {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
-
-
-def test_a_controller_that_was_away_goes_on_where_things_are(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
-    first = start(*_LEASE)
-    submit(replicas=3)
+def test_a_controller_that_was_away_goes_on_where_things_are(cluster: Scene) -> None:
+    first = cluster.start(*_LEASE)
+    cluster.submit(replicas=3)
     wait_until_running(cluster, "digits", 3)
     before = uids(cluster)
 
     first.end(signal.SIGKILL)
     cluster.kubelet.finish(NAMESPACE, "digits-worker-1", 143)
-    cluster.edit(JOB, "digits", {"spec": {"replicaSpecs": {"Worker": {"replicas": 4}}}})
-    start(*_LEASE)
+    cluster.scale("digits", 4)
+    cluster.start(*_LEASE)
 
     wait_until_running(cluster, "digits", 4)
     after = uids(cluster)
@@ -53,19 +42,17 @@ def test_a_controller_that_was_away_goes_on_where_things_are(
     assert after["digits-worker-1"] != before["digits-worker-1"]
 
 
-def test_a_restart_in_the_middle_makes_nothing_twice(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_a_restart_in_the_middle_makes_nothing_twice(cluster: Scene) -> None:
     cluster.kubelet.runs = False
-    first = start(*_LEASE)
-    submit(replicas=4)
+    first = cluster.start(*_LEASE)
+    cluster.submit(replicas=4)
     cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "the etcd that the pods wait for")
     cluster.kubelet.run(NAMESPACE, "digits-etcd")
     cluster.wait_for(lambda: cluster.pods("digits"), "the first of the pods")
     first.end(signal.SIGKILL)
     before = uids(cluster)
 
-    start(*_LEASE)
+    cluster.start(*_LEASE)
     cluster.wait_for(lambda: len(cluster.pods("digits")) == 4, "all pods")
     cluster.kubelet.runs = True
     cluster.kubelet.place_pending()
@@ -73,32 +60,38 @@ def test_a_restart_in_the_middle_makes_nothing_twice(
     assert before.items() <= uids(cluster).items()
 
 
-def test_another_takes_over_from_one_that_was_killed(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
-    first = start(*_LEASE)
+def test_another_takes_over_from_one_that_was_killed(cluster: Scene) -> None:
+    first = cluster.start(*_LEASE)
     leads = holder(cluster)
-    second = start(*_LEASE, ready=False)
+    second = cluster.start(*_LEASE, ready=False)
     second.wait_for_log(f'"holder": "{leads}"')
     assert second.probe("/readyz")[0] == 200  # it stands by, which is what it is for
 
     first.end(signal.SIGKILL)
     second.wait_until_ready()
 
-    assert holder(cluster) not in ("", leads)
-    submit()
+    assert leads and holder(cluster) not in ("", leads)
+    cluster.submit()
     wait_until_running(cluster, "digits", 2)
+    assert second.end(signal.SIGTERM) == 0
+    assert holder(cluster) == "", "who is told to end lets the lease go"
 
 
-def test_who_is_told_to_end_lets_the_lease_go(cluster: FakeCluster, start: Start) -> None:
-    first = start()
+def test_a_renewal_that_fails_is_tried_again_until_another_one_leads(cluster: Scene) -> None:
+    def renewals() -> int:
+        return cluster.counts()["update leases"]
 
-    assert first.end(signal.SIGTERM) == 0
-    assert holder(cluster) == ""
-
-
-def test_who_has_lost_the_lease_ends(cluster: FakeCluster, start: Start) -> None:
-    first = start(*_LEASE)
+    first = cluster.start(*_LEASE)
+    with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store", 1):
+        first.wait_for_log("lease.failed")
+    before = renewals()
+    processes.wait_for(
+        lambda: renewals() > before + 1 or first.process.poll() is not None,
+        _PATIENCE,
+        "renewals",
+        first.story,
+    )
+    assert first.process.poll() is None, first.story()
 
     cluster.edit(LEASE, _NAME, {"spec": {"holderIdentity": "somebody"}})
 
@@ -107,36 +100,17 @@ def test_who_has_lost_the_lease_ends(cluster: FakeCluster, start: Start) -> None
     assert holder(cluster) == "somebody"
 
 
-def test_who_cannot_renew_the_lease_ends(cluster: FakeCluster, start: Start) -> None:
-    first = start(*_LEASE)
+def test_who_cannot_renew_the_lease_ends(cluster: Scene) -> None:
+    first = cluster.start(*_LEASE)
 
     with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store"):
         assert first.process.wait(20) == 1
     assert "could not be renewed" in first.log.read_text()
 
 
-def test_a_renewal_that_fails_is_tried_again(cluster: FakeCluster, start: Start) -> None:
-    def renewals() -> int:
-        return cluster.counts()["update leases"]
-
-    first = start(*_LEASE)
-    with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store", 1):
-        first.wait_for_log("lease.failed")
-    before = renewals()
-
-    processes.wait_for(
-        lambda: renewals() > before + 1 or first.process.poll() is not None,
-        _PATIENCE,
-        "renewals",
-        first.story,
-    )
-    assert first.process.poll() is None, first.story()
-    assert holder(cluster)
-
-
-def test_without_a_cluster_it_says_what_is_missing(cluster: FakeCluster, start: Start) -> None:
+def test_without_a_cluster_it_says_what_is_missing(cluster: Scene) -> None:
     cluster.kubeconfig = lambda path, *_: path  # type: ignore[method-assign,assignment]
-    controller = start(ready=False)
+    controller = cluster.start(ready=False)
 
     assert controller.process.wait(20) == 2
     log = controller.log.read_text()

@@ -12,34 +12,13 @@ from tests.integration.controller.conftest import NAMESPACE, wait_until_running
 from tests.kube.kinds import JOB, LEASE, POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
     from tests.kube.store import Change
 
-    Run = Callable[..., dict[str, Any]]
-    Start = Callable[..., Running]
-
 _JOBS = 5
 _BLOWS = 150
-
-
-class Witness:
-    """Sees every change of the cluster, and what must never be."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.wrong: list[str] = []
-        cluster.store.listeners.append(self._see)
-
-    def _see(self, change: Change) -> None:
-        if change.kind != JOB or change.type != "MODIFIED" or change.before is None:
-            return
-        name = change.item["metadata"]["name"]
-        for ended in ("Succeeded", "Failed"):
-            if _is(change.before, ended) and not _is(change.item, ended):
-                self.wrong.append(f"{name} is not {ended} any more")
 
 
 def _is(job: dict[str, Any], condition: str) -> bool:
@@ -48,13 +27,21 @@ def _is(job: dict[str, Any], condition: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_after_the_storm_all_is_as_it_was_asked_for(
-    seed: int, cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_after_the_storm_all_is_as_it_was_asked_for(seed: int, cluster: Scene) -> None:
     dice = random.Random(seed)
-    witness = Witness(cluster)
+    wrong: list[str] = []
+
+    def see(change: Change) -> None:
+        if change.kind == JOB and change.type == "MODIFIED" and change.before is not None:
+            name, before = change.item["metadata"]["name"], change.before
+            ended = [one for one in ("Succeeded", "Failed") if _is(before, one)]
+            wrong.extend(
+                f"{name} is not {one} any more" for one in ended if not _is(change.item, one)
+            )
+
+    cluster.store.listeners.append(see)
     wanted = {f"job-{number}": dice.randint(1, 4) for number in range(_JOBS)}
-    controller = start("--lease-seconds", "2")
+    controller = cluster.start("--lease-seconds", "2")
 
     def refused(request: Request) -> bool:
         return request.kind != LEASE and request.verb != "watch" and dice.random() < 0.2
@@ -66,19 +53,19 @@ def test_after_the_storm_all_is_as_it_was_asked_for(
         ),
     ):
         for name, replicas in wanted.items():
-            submit(name, replicas)
+            cluster.submit(name, replicas)
         for blow in range(_BLOWS):
             _strike(cluster, dice, wanted)
             if blow == _BLOWS // 2:
                 controller.end(signal.SIGKILL)
-                controller = start("--lease-seconds", "2")
+                controller = cluster.start("--lease-seconds", "2")
 
     for name, replicas in wanted.items():
         wait_until_running(cluster, name, replicas)
     expected = {f"{name}-worker-{i}" for name, number in wanted.items() for i in range(number)}
     workers = cluster.store.list(POD, selector="app.kubernetes.io/component=worker")
     assert {pod["metadata"]["name"] for pod in workers} == expected
-    assert witness.wrong == []
+    assert wrong == []
     assert "Traceback" not in controller.log.read_text()
 
 
@@ -96,8 +83,7 @@ def _strike(cluster: FakeCluster, dice: random.Random, wanted: dict[str, int]) -
         elif what == "scale":
             name = dice.choice(sorted(wanted))
             wanted[name] = dice.randint(1, 4)
-            worker = {"Worker": {"replicas": wanted[name]}}
-            cluster.edit(JOB, name, {"spec": {"replicaSpecs": worker}})
+            cluster.scale(name, wanted[name])
         elif what in ("break", "forget"):
             cluster.break_watches(forget=what == "forget")
     if dice.random() < 0.3:

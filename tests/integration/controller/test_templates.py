@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
-from tests.kube.kinds import BUDGET, JOB, POD
+from tests.integration.controller.conftest import (
+    NAMESPACE,
+    has_warned,
+    uids,
+    wait_until_running,
+)
+from tests.kube.kinds import JOB, POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
-
-    Run = Callable[..., dict[str, Any]]
 
 
 def template(image: str = "train", **more: Any) -> dict[str, Any]:
@@ -36,19 +37,13 @@ def reasons(cluster: FakeCluster) -> list[str]:
     return [event["reason"] for event in cluster.events("digits")]
 
 
-def says(cluster: FakeCluster, type: str, reason: str) -> bool:
-    return cluster.condition("digits", type).get("reason") == reason
-
-
 # ---------------------------------------------------------------- what is misspelt
 
 
-def test_a_misspelt_field_is_named_before_anything_is_made(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    submit(worker={"template": template(arg=["train.py"])})
-    cluster.wait_for(lambda: says(cluster, "Running", "TemplateRefused"), "it is refused")
-    told = cluster.condition("digits", "Running")["message"]
+def test_a_misspelt_field_is_named_before_anything_is_made(cluster: Scene) -> None:
+    with cluster.trouble(checks_pods, 500, "InternalError", "not now", times=2):
+        cluster.submit(worker={"template": template(arg=["train.py"])})
+        told = cluster.await_condition("digits", "Running", "TemplateRefused")["message"]
     assert "spec.replicaSpecs.Worker.template.spec.containers[0].arg: " in told
     assert 'unknown field "spec.containers[0].arg"' in told
     assert cluster.store.list(POD) == []
@@ -57,21 +52,8 @@ def test_a_misspelt_field_is_named_before_anything_is_made(
     assert reasons(cluster).count("TemplateRefused") == 1
 
 
-def test_an_amount_that_is_none_is_named(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    submit(worker={"template": template(resources={"limits": {"memory": "2Gb"}})})
-    cluster.wait_for(lambda: says(cluster, "Created", "InvalidSpec"), "it is refused")
-    told = cluster.condition("digits", "Created")["message"]
-    assert told.startswith(
-        "spec.replicaSpecs.Worker.template.spec.containers[0].resources.limits.memory: '2Gb'"
-    )
-
-
-def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running()
+def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(cluster: Scene) -> None:
+    cluster.running()
     change(cluster, template(resource={}))
     cluster.wait_for(lambda: "TemplateRefused" in reasons(cluster), "an event")
     assert cluster.condition("digits", "Running")["status"] == "True"
@@ -82,18 +64,8 @@ def test_a_job_that_runs_goes_on_beside_a_template_that_is_refused(
 # ---------------------------------------------------------------- what changes
 
 
-def test_a_changed_template_is_told(cluster: FakeCluster, running: Run) -> None:
-    running()
-    change(cluster, template("train:2"))
-    cluster.wait_for(lambda: "TemplateChanged" in reasons(cluster), "an event")
-    cluster.wait_for(lambda: says(cluster, "Outdated", "OnRecreate"), "a condition")
-    assert images(cluster) == ["train", "train"]
-    cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 137)
-    cluster.wait_for(lambda: images(cluster) == ["train:2", "train"], "a new pod has the new one")
-
-
-def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run) -> None:
-    running(replicas=3, rollout="Rolling")
+def test_a_template_is_rolled_out_pod_by_pod(cluster: Scene) -> None:
+    cluster.running(replicas=3, rollout="Rolling")
     fewest = 3
 
     def is_done() -> bool:
@@ -102,7 +74,8 @@ def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run)
         there = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
         fewest = min(fewest, len(there))
         status = cluster.job("digits")["status"]
-        return says(cluster, "Outdated", "UpToDate") and status["updatedReplicas"] == 3
+        reason = cluster.condition("digits", "Outdated").get("reason")
+        return reason == "UpToDate" and status["updatedReplicas"] == 3
 
     # Each round is one more, as the agents say it; all that run are in it.
     cluster.agents.count_rounds = True
@@ -117,18 +90,13 @@ def test_a_template_is_rolled_out_pod_by_pod(cluster: FakeCluster, running: Run)
 # ---------------------------------------------------------------- an etcd that does not start
 
 
-def test_an_etcd_without_an_image_is_told_and_mended(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_an_etcd_without_an_image_is_told_and_mended(cluster: Scene) -> None:
     cluster.kubelet.runs = False
-    submit(etcd={"image": "nowhere/etcd"})
+    cluster.submit(etcd={"image": "nowhere/etcd"})
     cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "its etcd")
     cluster.kubelet.wait_for_image(NAMESPACE, "digits-etcd")
-    cluster.wait_for(lambda: says(cluster, "Running", "ImagePullFailed"), "it is told")
-    assert (
-        "spec.etcd.image: the image 'nowhere/etcd'"
-        in (cluster.condition("digits", "Running")["message"])
-    )
+    told = cluster.await_condition("digits", "Running", "ImagePullFailed")["message"]
+    assert "spec.etcd.image: the image 'nowhere/etcd'" in told
     cluster.kubelet.runs = True
     cluster.edit(JOB, "digits", {"spec": {"etcd": {"image": "good/etcd"}}})
     wait_until_running(cluster, "digits", 2)
@@ -137,66 +105,27 @@ def test_an_etcd_without_an_image_is_told_and_mended(
     assert not [pod for pod in made if pod["metadata"]["name"].endswith("-worker-check")]
 
 
-def test_what_an_etcd_needs_in_a_cluster_is_merged_into_its_pod(
-    cluster: FakeCluster, running: Run
-) -> None:
-    spec = {"priorityClassName": "high", "tolerations": [{"operator": "Exists"}]}
-    limits = {"limits": {"memory": "1Gi"}}
-    spec["containers"] = [{"name": "etcd", "resources": limits}]
-    running(etcd={"template": {"spec": spec, "metadata": {"labels": {"team": "a"}}}})
-    [pod] = cluster.pods("digits", "etcd").values()
-    assert pod["spec"]["priorityClassName"] == "high"
-    assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
-    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
-    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "50m"
-    assert pod["metadata"]["labels"]["team"] == "a"
-
-
-def test_etcd_leaves_a_node_after_the_workers(cluster: FakeCluster, running: Run) -> None:
-    running()  # there is one node
-
-    def budgets() -> list[str]:
-        return [one["metadata"]["name"] for one in cluster.store.list(BUDGET)]
-
-    cluster.wait_for(lambda: budgets() == ["digits", "digits-etcd"], "etcd is to stay")
-    cluster.kubelet.runs = False  # it is cordoned
-    for name in ("digits-worker-0", "digits-worker-1"):
-        cluster.store.delete(POD, NAMESPACE, name)
-    cluster.wait_for(lambda: budgets() == ["digits"], "etcd may go")
-
-
 # ---------------------------------------------------------------- the last words
 
 
-def test_why_a_job_failed_is_what_its_agent_said_last(cluster: FakeCluster, running: Run) -> None:
-    running(replicas=1)
+def test_why_a_job_failed_is_what_its_agent_said_last(cluster: Scene) -> None:
+    cluster.running(replicas=1)
     words = "there is no script 'trian.py' in '/app'"
     cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 2, message=f"{words}\n")
-    cluster.wait_for(lambda: says(cluster, "Failed", "UsageError"), "it fails")
-    assert words in cluster.condition("digits", "Failed")["message"]
-    cluster.wait_for(
-        lambda: any(words in event["message"] for event in cluster.events("digits")), "an event"
-    )
+    assert words in cluster.await_condition("digits", "Failed", "UsageError")["message"]
+    has_warned(cluster, words)
 
 
-def test_the_last_step_is_what_the_agent_said_last(cluster: FakeCluster, running: Run) -> None:
-    job = running(replicas=1)
+def test_the_last_step_is_what_the_agent_said_last(cluster: Scene) -> None:
+    job = cluster.running(replicas=1)
     run_id = f"{job['metadata']['uid']}-0"
     report = {"run_id": run_id, "round": 1, "world": 1, "step": 120, "checkpoint_step": 118}
     text = f"training is done\n{json.dumps(report)}\n"
     cluster.kubelet.finish(NAMESPACE, "digits-worker-0", 0, message=text)
-    cluster.wait_for(lambda: says(cluster, "Succeeded", "Done"), "it is done")
+    cluster.await_condition("digits", "Succeeded", "Done")
     status = cluster.job("digits")["status"]
+    assert status["completionTime"]
     assert (status["step"], status["lastCheckpointStep"]) == (120, 118)
-
-
-def test_a_first_step_is_written_at_once(cluster: FakeCluster, running: Run) -> None:
-    running()
-    cluster.wait_for(lambda: cluster.job("digits")["status"].get("round") == 1, "a round")
-    cluster.agents.say["digits"] = {"step": 3}
-    cluster.wait_for(
-        lambda: cluster.job("digits")["status"].get("step") == 3, "its first step", patience=15
-    )
 
 
 # ---------------------------------------------------------------- answers that are none
@@ -206,64 +135,33 @@ def checks_pods(request: Request) -> bool:
     return request.kind == POD and request.query.get("dryRun") == "All"
 
 
-def test_a_rollout_loses_no_pod_to_a_template_that_is_refused(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running(replicas=3, rollout="Rolling")
-    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
+def test_a_rollout_loses_no_pod_to_what_is_refused_or_forbidden_or_fails(cluster: Scene) -> None:
+    def deletes(request: Request) -> bool:
+        return request.verb == "delete" and request.kind == POD
+
+    cluster.running(replicas=3, rollout="Rolling")
+    before = uids(cluster)
     change(cluster, template(resource={}))
-    cluster.wait_for(lambda: says(cluster, "Outdated", "TemplateRefused"), "it is told")
-    now = {name: pod["metadata"]["uid"] for name, pod in cluster.pods("digits").items()}
-    assert now == before
-
-
-def test_what_is_forbidden_otherwise_is_told_before_a_pod_goes(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running(replicas=3, rollout="Rolling")
+    cluster.await_condition("digits", "Outdated", "TemplateRefused")
     said = 'pods "digits-worker-check" is forbidden: violates PodSecurity "restricted:latest"'
     with cluster.trouble(checks_pods, 403, "Forbidden", said):
         change(cluster, template("train:2"))
         cluster.wait_for(lambda: "Forbidden" in reasons(cluster), "it is told")
-        assert images(cluster) == ["train"] * 3
-    cluster.agents.count_rounds = True
-    cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "it is asked again")
-
-
-def test_a_check_that_fails_is_made_again(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
-    with cluster.trouble(checks_pods, 500, "InternalError", "not now", times=2):
-        submit(worker={"template": template(arg=["train.py"])})
-        cluster.wait_for(lambda: says(cluster, "Running", "TemplateRefused"), "it is refused")
-    assert cluster.store.list(POD) == []
-
-
-def test_a_pod_that_is_to_go_is_deleted_again_if_that_failed(
-    cluster: FakeCluster, running: Run
-) -> None:
-    running(replicas=3, rollout="Rolling")
-
-    def deletes(request: Request) -> bool:
-        return request.verb == "delete" and request.kind == POD
-
+        assert uids(cluster) == before
+    # It is asked again, and so is for a pod to be deleted.
     cluster.agents.count_rounds = True
     with cluster.trouble(deletes, 500, "InternalError", "not now", times=1):
-        change(cluster, template("train:2"))
         cluster.wait_for(lambda: images(cluster) == ["train:2"] * 3, "all pods have it")
 
 
-def test_what_is_refused_of_etcd_is_not_blamed_on_the_workers(
-    cluster: FakeCluster, controller: Running, submit: Run
-) -> None:
+def test_what_is_refused_of_etcd_is_not_blamed_on_the_workers(cluster: Scene) -> None:
     def makes_etcd(request: Request) -> bool:
         return creates_no_check(request) and not cluster.pods("digits", "etcd")
 
     said = 'Pod "digits-etcd" is invalid: spec.containers[0].resources.requests: Invalid value'
     with cluster.trouble(makes_etcd, 422, "Invalid", said):
-        submit(etcd={"template": {"spec": {"terminationGracePeriodSeconds": 1}}})
-        cluster.wait_for(lambda: says(cluster, "Running", "Rejected"), "it is told")
-    told = cluster.condition("digits", "Running")["message"]
+        cluster.submit(etcd={"template": {"spec": {"terminationGracePeriodSeconds": 1}}})
+        told = cluster.await_condition("digits", "Running", "Rejected")["message"]
     assert "spec.etcd.template: the API server refuses what the job asks for" in told
     wait_until_running(cluster, "digits", 2)
 

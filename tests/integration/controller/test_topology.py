@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tests.integration.controller.conftest import NAMESPACE, wait_until_running
-from tests.integration.controller.test_quiet import let_pass
+import pytest
+
+from tests.integration.controller.conftest import NAMESPACE, assert_idle, wait_until_running
 from tests.kube.disruptions import NODE, add_nodes
-from tests.kube.kinds import JOB, POD
+from tests.kube.kinds import POD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.controller.conftest import Running
+    from tests.integration.controller.conftest import Scene
     from tests.kube.cluster import FakeCluster
     from tests.kube.server import Request
-
-    Run = Callable[..., dict[str, Any]]
-    Start = Callable[..., Running]
 
 _LABELS = "--topology-labels=zone,block,rack"
 _NOTE = "elastic.pytorch.org/topology"
@@ -53,12 +49,12 @@ def warnings(cluster: FakeCluster) -> list[str]:
 
 
 def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_are(
-    cluster: FakeCluster, start: Start, submit: Run
+    cluster: Scene,
 ) -> None:
     add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
     add_nodes(cluster.store, "n2", labels={"zone": "z1", "rack": "r2"})
-    start(_LABELS, "--lease-seconds", "3")
-    submit(replicas=4)
+    cluster.start(_LABELS, "--lease-seconds", "3")
+    cluster.submit(replicas=4)
     wait_until_running(cluster, "digits", 4)
     wait_until_told(cluster, {"z1/b1/r1": 2, "z1": 2})
     for name, value in told(cluster).items():
@@ -67,101 +63,66 @@ def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_
     assert cluster.counts()["get nodes"] == 2
     assert cluster.counts()["patch pods"] == 4
 
-    let_pass(cluster, 2)
-    before = cluster.counts()
-    let_pass(cluster, 3)
-    assert set(cluster.counts() - before) == {"update leases"}
+    assert_idle(cluster)
 
     cluster.kubelet.lose(NAMESPACE, "digits-worker-3")
     cluster.wait_for(lambda: cluster.counts()["patch pods"] == 5, "its successor is told")
     assert cluster.counts()["get nodes"] == 2
 
 
-def test_a_job_has_its_own_labels_or_none(cluster: FakeCluster, start: Start, submit: Run) -> None:
+def test_a_job_has_its_own_labels_or_none(cluster: Scene) -> None:
+    cluster.start(_LABELS)
+    cluster.submit()
+    wait_until_told(cluster, {"-": 2})  # there is no such node
+    wait_until_running(cluster, "digits", 2)
+    assert warnings(cluster) == []
     add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
-    start(_LABELS)
-    submit("own", replicas=1, topology={"nodeLabels": ["rack"]})
+    cluster.submit("own", replicas=1, topology={"nodeLabels": ["rack"]})
     wait_until_told(cluster, {"r1": 1}, "own")
-    submit("none", replicas=1, topology={"nodeLabels": []})
+    cluster.submit("none", replicas=1, topology={"nodeLabels": []})
     wait_until_running(cluster, "none", 1)
     assert told(cluster, "none") == {"none-worker-0": "is not to be told"}
 
 
-def test_a_node_that_is_gone_has_no_place(cluster: FakeCluster, start: Start, submit: Run) -> None:
-    start(_LABELS)
-    submit()
-    wait_until_told(cluster, {"-": 2})
-    wait_until_running(cluster, "digits", 2)
-    assert warnings(cluster) == []
-
-
-def test_who_may_not_read_nodes_says_so_once_and_jobs_run(
-    cluster: FakeCluster, start: Start, submit: Run
+@pytest.mark.parametrize(
+    ("refused", "counted", "left"),
+    [(reads_nodes, "get nodes", "-"), (patches_pods, "patch pods", "")],
+)
+def test_who_may_not_says_so_once_and_jobs_run(
+    cluster: Scene, refused: Any, counted: str, left: str
 ) -> None:
-    start("--lease-seconds", "3")
-    message = 'nodes "node-1" is forbidden: User "elastic-controller" cannot get resource "nodes"'
-    with cluster.trouble(reads_nodes, 403, "Forbidden", message):
-        submit(topology={"nodeLabels": ["rack"]})
+    add_nodes(cluster.store, "n1", labels={"rack": "r1"})
+    cluster.start("--lease-seconds", "3")
+    with cluster.trouble(refused, 403, "Forbidden", 'x "n1" is forbidden: User "y" cannot do it'):
+        cluster.submit(topology={"nodeLabels": ["rack"]})
         wait_until_running(cluster, "digits", 2)
-        wait_until_told(cluster, {"-": 2})
+        wait_until_told(cluster, {left: 2})
         cluster.wait_for(lambda: warnings(cluster), "a warning")
-        worker = {"replicaSpecs": {"Worker": {"replicas": 3}}}
-        cluster.edit(JOB, "digits", {"spec": worker})
+        cluster.scale("digits", 3)
         wait_until_running(cluster, "digits", 3)
-        wait_until_told(cluster, {"-": 3})
-        let_pass(cluster, 2)
-        before = cluster.counts()
-        let_pass(cluster, 3)
-        assert set(cluster.counts() - before) == {"update leases"}
-        assert cluster.counts()["get nodes"] == 1
+        wait_until_told(cluster, {left: 3})
+        assert_idle(cluster)
+        assert cluster.counts()[counted] == 1
     [said] = warnings(cluster)
-    assert 'cannot get resource "nodes"' in said and "topologyLabels" in said
+    assert 'User "y" cannot do it' in said and "topologyLabels" in said
     assert cluster.condition("digits", "Running")["status"] == "True"
 
 
-def test_who_may_not_patch_pods_makes_them_nevertheless(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
-    add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    start("--lease-seconds", "3", "--topology-labels=rack")
-    with cluster.trouble(patches_pods, 403, "Forbidden", 'cannot patch resource "pods"'):
-        submit(replicas=4)
-        wait_until_running(cluster, "digits", 4)
-        cluster.wait_for(lambda: warnings(cluster), "a warning")
-        let_pass(cluster, 2)
-        before = cluster.counts()
-        let_pass(cluster, 3)
-        assert set(cluster.counts() - before) == {"update leases"}
-        assert cluster.counts()["patch pods"] == 1
-    assert told(cluster) == {f"digits-worker-{n}": "" for n in range(4)}
-    assert len(warnings(cluster)) == 1
-
-
-def test_a_server_that_stumbles_is_asked_again(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
-    add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    start("--topology-labels=rack")
-    with (
-        cluster.trouble(reads_nodes, 500, "InternalError", "not now", times=1),
-        cluster.trouble(patches_pods, 503, "ServiceUnavailable", "not now", times=1),
-    ):
-        submit()
-        wait_until_told(cluster, {"r1": 2})
-    wait_until_running(cluster, "digits", 2)
-    assert warnings(cluster) == []
-
-
-def test_a_pod_that_has_its_place_later_is_told_then(
-    cluster: FakeCluster, start: Start, submit: Run
-) -> None:
+def test_a_pod_that_has_its_place_later_is_told_then(cluster: Scene) -> None:
     add_nodes(cluster.store, "n1", labels={"rack": "r1"})
     cluster.kubelet.capacity = 2  # etcd, and one worker
-    start("--topology-labels=rack")
-    submit()
+    cluster.start("--topology-labels=rack")
+    cluster.submit()
     wait_until_told(cluster, {"r1": 1, "": 1})
     assert cluster.counts()["get nodes"] == 1
+    # A job trains with those of its pods that find a place.
+    cluster.await_condition("digits", "Running")
+    cluster.wait_for(
+        lambda: cluster.job("digits")["status"]["replicaStatuses"]["Worker"]["pending"] == 1,
+        "one waits",
+    )
 
     cluster.kubelet.capacity = 3
     cluster.kubelet.place_pending()
     wait_until_told(cluster, {"r1": 2})
+    wait_until_running(cluster, "digits", 2)

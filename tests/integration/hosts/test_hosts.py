@@ -114,16 +114,7 @@ def test_nothing_outlives_the_process_that_has_started_it(
         processes.wait_for(lambda: not processes.marked(job.mark), 60, "the end of all", job.story)
 
 
-def test_a_signal_has_all_nodes_save_and_leave(machines: SshMachines, tmp_path: Path) -> None:
-    with HostsJob(machines, tmp_path, "n0", "n1") as job:
-        job.ranks(2)
-        os.kill(job.process.pid, signal.SIGTERM)
-        assert job.end() == EXIT_LEFT
-        left = {event["node"] for event in job.events("node.leaving")}
-        assert left == {"n0", "n1"}, job.story()
-
-
-def test_a_program_says_which_hosts_there_are_and_how_many_workers(
+def test_a_program_says_which_hosts_there_are_and_a_signal_has_all_save_and_leave(
     machines: SshMachines, tmp_path: Path
 ) -> None:
     program = tmp_path / "discover.sh"
@@ -132,4 +123,7 @@ def test_a_program_says_which_hosts_there_are_and_how_many_workers(
     with HostsJob(machines, tmp_path, "n0:2", "n1 slots=1", program=str(program)) as job:
         three = job.ranks(3)
         assert sorted(note.node for note in three.values()) == ["n0", "n0", "n1"]
-        job.finish()
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.end() == EXIT_LEFT
+        left = {event["node"] for event in job.events("node.leaving")}
+        assert left == {"n0", "n1"}, job.story()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests import processes
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -19,14 +17,8 @@ if TYPE_CHECKING:
 
 COUNTS = Path(__file__).with_name("counts.py")
 PATIENCE = 120.0
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
 _SHOWN = ("--min=1", "--cold", "--last-call=5")
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
-
-
-def environment(cluster: SlurmCluster) -> dict[str, str]:
-    """That of a person's shell on the cluster."""
-    return {**os.environ, **_ENVIRONMENT, **cluster.environ}
 
 
 class SlurmJob:
@@ -67,17 +59,7 @@ class SlurmJob:
         return self._call(sys.executable, "-m", "elastic_runtime.cli.ctl.elasticctl", *words)
 
     def _call(self, *command: str) -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=environment(self.cluster),
-            capture_output=True,
-            text=True,
-            timeout=processes.PROGRAM_TIMEOUT,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return self.cluster.call(*command, cwd=self.folder).strip()
 
     def __enter__(self) -> SlurmJob:
         return self
@@ -119,6 +101,20 @@ class SlurmJob:
         """Waits until Slurm has it as over, and returns what it says of it then."""
         self.wait(lambda: self.fields(name).get("JobState") in OVER, "the end of the job")
         return self.fields(name)
+
+    def wait_for_restart(self) -> None:
+        """Waits until Slurm has started it again."""
+        self.wait(lambda: self.fields().get("Restarts") == "1", "another start")
+
+    def ends(self, state: str, restarts: int = 0) -> None:
+        """Waits for its end, which is to be in this state, after so many further starts."""
+        self.wait(lambda: self.fields().get("Restarts") == str(restarts), f"{restarts} restarts")
+        ended = self.wait_for_end()
+        assert (ended["JobState"], ended["Restarts"]) == (state, str(restarts)), self.output()
+
+    def check_saved(self) -> None:
+        """The last step that was made is saved."""
+        assert f"step {self.noted('steps')[-1][0]} is saved" in self.output()
 
     # -- what is done to it
 

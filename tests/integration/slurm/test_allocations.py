@@ -39,28 +39,20 @@ def test_a_killed_agent_does_not_make_the_job_fail(slurm: SlurmCluster, tmp_path
         assert "srun has ended with 137, but the job is done" in job.output()
 
 
-def test_a_cancelled_job_saves_and_does_not_come_back(slurm: SlurmCluster, tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_a_job_that_is_asked_to_leave_comes_back_and_a_cancelled_one_does_not(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
     with SlurmJob(slurm, tmp_path, "--nodes=2", steps=9999) as job:
         job.wait_for_steps(2)
-        slurm.call("scancel", job.id)
-        ended = job.wait_for_end()
-        assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0"), job.output()
-        last = job.noted("steps")[-1][0]
-        assert f"step {last} is saved" in job.output()
-        assert "is COMPLETING (cancelled, out of time" in job.output()
-
-
-@pytest.mark.parametrize("number", ["USR1", "USR2"])
-def test_a_job_that_is_asked_to_leave_comes_back(
-    slurm: SlurmCluster, tmp_path: Path, number: str
-) -> None:
-    with SlurmJob(slurm, tmp_path, "--nodes=2", steps=60) as job:
+        slurm.call("scancel", "--signal", "USR2", job.id)
+        job.wait_for_restart()
         job.wait_for_steps(2)
-        slurm.call("scancel", "--signal", number, job.id)
-        job.wait(lambda: job.fields().get("Restarts") == "1", "another start")
-        ended = job.wait_for_end()
-        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
-        job.check_steps(60)
+        slurm.call("scancel", job.id)
+        job.ends("CANCELLED", restarts=1)
+        job.check_saved()
+        job.check_steps(job.noted("steps")[-1][0])
+        assert "is COMPLETING (cancelled, out of time" in job.output()
 
 
 _SCRIPT = """#!/bin/bash
@@ -77,9 +69,7 @@ def test_a_script_of_ones_own_and_a_site_that_queues_again_by_exit_code(
     with SlurmJob(slurm, tmp_path, code, steps=60, script=_SCRIPT) as job:
         job.wait_for_steps(2)
         slurm.call("scancel", "--signal=USR1", job.id)
-        job.wait(lambda: job.fields().get("Restarts") == "1", "another start")
-        ended = job.wait_for_end()
-        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        job.ends("COMPLETED", restarts=1)
         job.check_steps(60)
 
 
@@ -126,8 +116,7 @@ def test_a_node_that_dies_takes_no_other_along(slurm: SlurmCluster, tmp_path: Pa
         slurm.kill_steps("n2")
         try:
             job.wait_for_steps(2)
-            ended = job.wait_for_end()
-            assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), job.output()
+            job.ends("COMPLETED")
             job.check_steps(80)
         finally:
             slurm.start_node("n2")
@@ -143,9 +132,7 @@ def test_a_node_that_hangs_does_not_keep_a_job_that_leaves(
         job.signal_agent("n2", signal.SIGSTOP)
         job.wait_for_steps(2)
         slurm.call("scancel", "--signal=USR1", job.id)
-        job.wait(lambda: job.fields().get("Restarts") == "1", "another start")
-        ended = job.wait_for_end()
-        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        job.ends("COMPLETED", restarts=1)
         assert "all nodes have ended or left" in job.output()
         job.check_steps(120)
 
@@ -163,23 +150,19 @@ def test_who_was_stopped_for_a_while_does_not_begin_a_job_again_that_is_done(
         job.signal_agent("n2", signal.SIGKILL)
         job.wait_for_steps(2)
         job.enough()
-        ended = job.wait_for_end()
-        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), job.output()
+        job.ends("COMPLETED")
 
 
 def test_at_its_time_limit_a_job_saves(slurm: SlurmCluster, tmp_path: Path) -> None:
     with SlurmJob(slurm, tmp_path, "--nodes=2", "--time=1", "--signal=", steps=9999) as job:
         job.wait_for_steps(2)
-        ended = job.wait_for_end()
-        assert ended["JobState"] == "TIMEOUT", job.output()
-        last = job.noted("steps")[-1][0]
-        assert f"step {last} is saved" in job.output()
+        job.ends("TIMEOUT")
+        job.check_saved()
 
 
 def test_a_job_that_is_preempted_comes_back(slurm: SlurmCluster, tmp_path: Path) -> None:
     with SlurmJob(slurm, tmp_path, "--nodes=3", "--sbatch=--partition=low", steps=60) as job:
         job.wait_for_steps(3)
         slurm.call("srun", "--partition=high", "--nodes=4", "true")
-        ended = job.wait_for_end()
-        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), job.output()
+        job.ends("COMPLETED", restarts=1)
         job.check_steps(60)

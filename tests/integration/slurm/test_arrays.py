@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.integration.slurm.slurm_job import SlurmJob, environment
+from tests.integration.slurm.slurm_job import SlurmJob
 from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _element(slurm: SlurmCluster, array: str, *arguments: str) -> subprocess.Com
     }
     return subprocess.run(
         [sys.executable, "-m", "elastic_runtime", *arguments],
-        env={**environment(slurm), **task},
+        env={**slurm.environ, **task},
         capture_output=True,
         text=True,
         timeout=PROGRAM_TIMEOUT,

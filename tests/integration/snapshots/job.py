@@ -94,6 +94,11 @@ class Job:
         (self.folder / "hold").touch()
         return self.notes("held", world)
 
+    def train(self, world: int) -> list[Note]:
+        """Lets it train, and stops it again."""
+        self.go()
+        return self.hold(world)
+
     def kill(self, notes: list[Note]) -> None:
         """SIGKILL to workers."""
         processes.send([note.pid for note in notes], signal.SIGKILL)

@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 _KEY = "5ec4e7"
 
 
+def _remember(folder: Path, port: int, machine: str) -> tuple[Path, _Heard]:
+    """This rank has an agent's memory in a directory, and is listened to."""
+    rank, path = dist.get_rank(), folder / f"node-{dist.get_rank()}"
+    memory = SnapshotMemory(str(path), 1 << 30, "127.0.0.1", port, f"n{rank}", machine)
+    contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
+    heard = _Heard()
+    logger = logging.getLogger("elastic_runtime")
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    return path, heard
+
+
 def _train(folder: Path, silent: list[int]) -> dict[str, Any]:
     """Takes snapshots; what this node has then, and what it has complained about."""
     rank = dist.get_rank()
@@ -33,14 +45,7 @@ def _train(folder: Path, silent: list[int]) -> dict[str, Any]:
     server = SnapshotServer(str(path), lambda: _KEY, "127.0.0.1")
     if rank in silent:
         server.close()
-    memory = SnapshotMemory(
-        str(path), 1 << 30, "127.0.0.1", server.port, f"n{rank}", f"machine {rank}"
-    )
-    contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
-    heard = _Heard()
-    logger = logging.getLogger("elastic_runtime")
-    logger.addHandler(heard)
-    logger.setLevel(logging.INFO)
+    path, heard = _remember(folder, server.port, f"machine {rank}")
     model = torch.nn.Sequential(*[torch.nn.Linear(5, 5) for _ in range(6)])
     ckpt = Checkpointer(folder / "runs", {"model": model}, snapshot_every=1)
     for _ in range(10):
@@ -95,15 +100,10 @@ def test_a_buddy_that_cannot_be_reached_costs_its_copy(tmp_path: Path) -> None:
 
 def _train_without(folder: Path) -> dict[str, Any]:
     """Goes on after the memory of one node has been taken away, as cleaners of /dev/shm do."""
-    rank = dist.get_rank()
-    path = folder / f"node-{rank}"
+    path, heard = _remember(folder, 9, "one machine")
     path.mkdir()
-    memory = SnapshotMemory(str(path), 1 << 30, "127.0.0.1", 9, f"n{rank}", "one machine")
-    contexts._context = contexts.WorkerContext({ENV_SNAPSHOTS: memory.encode(), "RANK": str(rank)})
-    heard = _Heard()
-    logging.getLogger("elastic_runtime").addHandler(heard)
     ckpt = Checkpointer(folder / "runs", {"a": 1}, snapshot_every=1)
-    if rank == 1:
+    if dist.get_rank() == 1:
         path.rmdir()
     for _ in range(10):
         time.sleep(0.03)  # on shorter steps the ranks agree more rarely

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def resumed(job: Job, number: int) -> str:
-    """Where the job went on from; fails if that is not the newest snapshot or newer."""
+def resumed(job: Job, number: int, world: int) -> str:
+    """Where so many ranks went on from; fails if that is not the newest snapshot or newer."""
+    job.notes("began", world)
     event = job.event("checkpoint.resumed", number)
     assert event["reached"] >= event["step"], "how many steps are made again follows from these"
     before = [taken for taken in job.events("snapshot.taken") if taken["round"] < event["round"]]
@@ -27,22 +28,16 @@ def resumed(job: Job, number: int) -> str:
 @pytest.mark.golden("snapshots in memory: workers and a node die")
 def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 2) as job:
-        job.go()
-        held = job.hold(2)
+        held = job.train(2)
         job.kill(held[1:])
-        job.notes("began", 2)
-        assert resumed(job, 1) == "memory"
-        job.go()
-        held = job.hold(2)
+        assert resumed(job, 1, 2) == "memory"
+        held = job.train(2)
         job.kill(held)
-        job.notes("began", 2)
-        assert resumed(job, 2) == "memory"
-        job.go()
-        held = job.hold(2)
+        assert resumed(job, 2, 2) == "memory"
+        held = job.train(2)
         assert job.event("snapshot.taken")["copied"]
         job.kill_node(1)
-        job.notes("began", 1)
-        assert resumed(job, 3) == "memory"
+        assert resumed(job, 3, 1) == "memory"
         job.finish()
         # From memory it goes on to storage as if it had never been anywhere else.
         assert job.events("checkpoint.saved")[-1]["step"] >= held[0].step - 4
@@ -51,32 +46,26 @@ def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
 
 def test_three_nodes_become_two_and_three_again(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 3) as job:
-        job.go()
-        job.hold(3)
+        job.train(3)
         job.kill_node(1)
-        job.notes("began", 2)
-        assert resumed(job, 1) in ("memory", "peer")
+        assert resumed(job, 1, 2) in ("memory", "peer")
         job.add_node()
         job.go()
         job.event("checkpoint.resumed", 2)
         job.notes("began", 3)
         held = job.hold(3)
         job.kill(held[2:])
-        job.notes("began", 3)
         # No node holds the files of all three.
-        assert resumed(job, 3) == "peer"
+        assert resumed(job, 3, 3) == "peer"
         job.finish()
 
 
 def test_sharded_over_two_nodes_of_which_one_dies(tmp_path: Path) -> None:
     with Job(tmp_path, "fsdp", 2, "--nproc-per-node", "2") as job:
-        job.go()
-        held = job.hold(4)
+        held = job.train(4)
         job.kill_node(0 if held[0].rank else 1)
-        job.notes("began", 2)
-        assert resumed(job, 1) == "memory"
-        job.go()
-        job.hold(2)
+        assert resumed(job, 1, 2) == "memory"
+        job.train(2)
         job.finish()
         job.wait(lambda: not job.memories(), "the end of the killed agent's memory")
 
@@ -97,10 +86,9 @@ def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
         event = job.event("checkpoint.damaged")
         assert event["path"] == "memory"
         assert "rank-1.distcp" in event["problem"]
-        assert resumed(job, 1) == "storage"
+        assert resumed(job, 1, 2) == "storage"
         assert not job.snapshots()
-        job.go()
-        job.hold(2)
+        job.train(2)
         job.finish()
         assert not job.memories()
         (secret,) = job.secrets()
@@ -111,33 +99,30 @@ def test_a_damaged_snapshot_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
 
 def test_all_workers_in_place_die_at_once(tmp_path: Path) -> None:
     with Job(tmp_path, "in_place", 2) as job:
-        job.go()
-        held = job.hold(2)
+        held = job.train(2)
         processes.send([note.pid for note in held], signal.SIGSTOP)
         job.kill(held)
-        job.notes("began", 2)
-        assert resumed(job, 1) == "memory"
-        job.go()
-        job.hold(2)
+        assert resumed(job, 1, 2) == "memory"
+        job.train(2)
         job.finish()
         assert not job.memories()
 
 
-def test_what_does_not_fit_is_refused_once_and_training_goes_on(tmp_path: Path) -> None:
-    with Job(tmp_path, "ddp", 1, "--snapshot-memory", "100KiB", every=20) as job:
+@pytest.mark.parametrize(
+    ("memory", "event", "problem"),
+    [
+        ("100KiB", "snapshot.refused", "--snapshot-memory is 100 KiB"),
+        ("0", "snapshot.off", ""),
+    ],
+)
+def test_without_enough_memory_it_is_told_once_and_training_goes_on(
+    tmp_path: Path, memory: str, event: str, problem: str
+) -> None:
+    with Job(tmp_path, "ddp", 1, "--snapshot-memory", memory, every=20) as job:
         job.go()
         job.event("checkpoint.saved", 2)
         assert not job.count("snapshot.taken")
-        (event,) = job.events("snapshot.refused")
-        assert "--snapshot-memory is 100 KiB" in event["problem"]
-        job.finish()
-
-
-def test_without_memory_there_are_none(tmp_path: Path) -> None:
-    with Job(tmp_path, "ddp", 1, "--snapshot-memory", "0", every=20) as job:
-        job.go()
-        job.event("checkpoint.saved", 2)
-        assert not job.count("snapshot.taken")
-        assert len(job.events("snapshot.off")) == 1
+        (told,) = job.events(event)
+        assert problem in told.get("problem", "")
         job.finish()
         assert not job.memories()

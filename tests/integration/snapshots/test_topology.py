@@ -96,7 +96,7 @@ class _Nodes:
     def ranked(self, size: int, after: int = 0) -> tuple[int, str]:
         """The first round of so many nodes after this one, and its nodes by rank."""
 
-        def sealed() -> tuple[int, str]:
+        def sealed() -> tuple[int, str] | None:
             rounds: dict[int, dict[int, str]] = {}
             for name in self.agents:
                 for event in self.events(name, "round.sealed"):
@@ -104,13 +104,9 @@ class _Nodes:
             for number, names in sorted(rounds.items()):
                 if number > after and sorted(names) == list(range(size)):
                     return number, "".join(names[rank] for rank in range(size))
-            return 0, ""
+            return None
 
-        def found() -> tuple[int, str] | None:
-            number, names = sealed()
-            return (number, names) if number else None
-
-        result: tuple[int, str] = self.wait(found, f"{size} nodes after round {after}")
+        result: tuple[int, str] = self.wait(sealed, f"{size} nodes after round {after}")
         return result
 
     def copied(self, number: int, size: int) -> dict[int, int]:

@@ -47,6 +47,7 @@ def test_what_is_older_is_ignored(state: ClusterState, told: list[Any]) -> None:
     state.update(job(1, spec={"suspend": True}))
     assert state.jobs[KEY]["spec"] == {}
     assert told == [KEY]
+    assert "managedFields" not in state.jobs[KEY]["metadata"]
 
 
 def test_a_job_of_the_same_name_is_another_one(state: ClusterState) -> None:
@@ -58,17 +59,13 @@ def test_a_job_of_the_same_name_is_another_one(state: ClusterState) -> None:
     assert KEY in state.jobs
 
 
-def test_an_answer_does_not_bring_back_what_has_gone(state: ClusterState) -> None:
-    state.update(job(1))
-    state.delete(job(1))
-    state.update_known(job(2))
-    assert state.jobs == {}
-
-
-def test_an_answer_is_news_of_what_is_there(state: ClusterState) -> None:
+def test_an_answer_is_news_of_what_is_there_and_brings_nothing_back(state: ClusterState) -> None:
     state.update(job(1))
     state.update_known(job(2, status=condition("Created")))
     assert state.conditions() == {"Created": 1}
+    state.delete(job(2))
+    state.update_known(job(3))
+    assert state.jobs == {}
 
 
 def test_every_state_is_counted_also_that_of_no_job(state: ClusterState) -> None:
@@ -95,11 +92,6 @@ def test_a_list_without_a_job_is_its_end(state: ClusterState, told: list[Any]) -
     state.retain({"uid-other"}, 5)
     assert sorted(name for _, name in state.jobs) == ["other", "younger"]
     assert told == [KEY]
-
-
-def test_who_wrote_what_is_not_kept(state: ClusterState) -> None:
-    state.update(job())
-    assert "managedFields" not in state.jobs[KEY]["metadata"]
 
 
 def test_problems_are_passed_on(state: ClusterState) -> None:
@@ -159,15 +151,9 @@ def test_what_is_learned_is_there(cache: InformerCache[str], told: list[Any]) ->
     cache.update(service(1, "here"))
     assert cache.owned_by(KEY, "job-1") == {"etcd": "here"}
     assert cache.owned_by(KEY, "job-2") == {}, "an earlier job of the name is another one"
-    assert told == [KEY]
-
-
-def test_what_changes_nothing_that_matters_is_not_told(
-    cache: InformerCache[str], told: list[Any]
-) -> None:
-    cache.update(service(1, "here"))
     cache.update(service(2, "here"))
-    assert told == [KEY]
+    cache.update(service(3, "theirs", "theirs", ownerReferences=[]))
+    assert told == [KEY], "nothing that matters has changed"
 
 
 def test_an_older_object_of_a_job_is_ignored(cache: InformerCache[str]) -> None:
@@ -208,8 +194,3 @@ def test_what_was_made_after_a_list_is_kept(cache: InformerCache[str]) -> None:
     cache.update(service(8, "made by us"))
     cache.retain(set(), 7)
     assert cache.owned_by(KEY, "job-1") == {"etcd": "made by us"}
-
-
-def test_what_no_job_owns_is_not_kept(cache: InformerCache[str], told: list[Any]) -> None:
-    cache.update(service(1, "here", ownerReferences=[]))
-    assert told == []

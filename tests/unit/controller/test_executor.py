@@ -23,45 +23,14 @@ from elastic_runtime.controller.event_recorder import record_event
 from elastic_runtime.controller.executor import Executor, NoteOutcome, Outcome
 from elastic_runtime.kubernetes.api_errors import NO_ANSWER, ApiError
 from elastic_runtime.limits import TOPOLOGY_FILE_TIMEOUT
+from tests.unit.controller.small_api import KEY, UID, SmallApi
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_runtime.controller.decide.job_types import Action
 
-KEY, UID = ("default", "digits"), "job-1"
-OWNERS = [{"kind": "ElasticJob", "name": KEY[1], "uid": UID, "controller": True}]
 SERVICE: dict[str, Any] = {"kind": "Service", "metadata": {"name": "digits-etcd"}}
-
-
-class _Server:
-    """Does as it is told, and refuses what comes ``after`` so many requests; notes all of them."""
-
-    def __init__(self, refusal: ApiError | None = None, after: int = 0) -> None:
-        self.refusal, self.after = refusal, after
-        self.asked: list[str] = []
-
-    def _answer(self, what: str, item: Any = None) -> Any:
-        self.asked.append(what)
-        if self.refusal and len(self.asked) > self.after:
-            raise self.refusal
-        return item
-
-    async def create(self, _: Any, namespace: str, item: Any, strict: bool = False) -> Any:
-        name = item["metadata"]["name"]
-        meta = {"namespace": namespace, "name": name, "uid": name, "resourceVersion": "1"}
-        made = {**item, "metadata": {**meta, "ownerReferences": OWNERS}}
-        return self._answer(f"create {name}", made)
-
-    async def check(self, _: Any, namespace: str, item: Any) -> None:
-        self._answer(f"check {item['metadata']['name']}")
-
-    async def apply(self, _: Any, __: str, name: str, item: Any) -> Any:
-        meta = {**item["metadata"], "namespace": KEY[0], "uid": name, "resourceVersion": "2"}
-        return self._answer(f"apply {name}", {**item, "metadata": meta})
-
-    async def delete(self, _: Any, __: str, name: str, *more: Any) -> Any:
-        return self._answer(f"delete {name}", {})
 
 
 def _pods(count: int) -> list[Action]:
@@ -69,25 +38,25 @@ def _pods(count: int) -> list[Action]:
     return [CreatePod(i, {"kind": "Pod", "metadata": {"name": n}}) for i, n in enumerate(names)]
 
 
-def _executor(server: _Server | _Nodes, state: ClusterState | None) -> Executor:
+def _executor(server: SmallApi, state: ClusterState | None) -> Executor:
     return Executor(cast("Any", server), state or ClusterState(lambda key: None))
 
 
 def _execute(
-    server: _Server, actions: Sequence[Action], state: ClusterState | None = None
+    server: SmallApi, actions: Sequence[Action], state: ClusterState | None = None
 ) -> Outcome:
     return asyncio.run(_executor(server, state).execute(KEY, UID, actions))
 
 
 def test_what_a_quota_may_refuse_comes_after_the_rest() -> None:
-    server = _Server()
+    server = SmallApi()
     assert _execute(server, [*_pods(4), DeletePod("old", "u")]) == Outcome()
     assert server.asked == ["delete old", *(f"create pod-{n}" for n in range(4))]
 
 
 def test_a_quota_is_run_against_once() -> None:
     said = 'pods "pod-0" is forbidden: exceeded quota: small'
-    server = _Server(ApiError(403, "Forbidden", said, "POST"))
+    server = SmallApi(create=ApiError(403, "Forbidden", said, "POST"))
     outcome = _execute(server, _pods(4))
     assert server.asked == ["create pod-0"]
     # Without the name of the pod: each would be a problem of its own, with an event of its own.
@@ -97,25 +66,27 @@ def test_a_quota_is_run_against_once() -> None:
 
 def test_groups_grow_as_long_as_nothing_is_refused() -> None:
     quota = ApiError(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: small', "POST")
-    server = _Server(quota, after=4)
+    server = SmallApi(create=quota, after=4)
     _execute(server, _pods(20))
     assert len(server.asked) == 1 + 2 + 4
 
 
 def test_a_server_that_does_not_answer_is_no_problem_of_the_jobs() -> None:
-    outcome = _execute(_Server(ApiError(0, NO_ANSWER, "it is away", "POST")), _pods(1))
+    outcome = _execute(SmallApi(create=ApiError(0, NO_ANSWER, "it is away", "POST")), _pods(1))
     assert outcome == Outcome(again=True)
 
 
 def test_what_somebody_else_has_deleted_is_deleted() -> None:
     gone = ApiError(404, "NotFound", "no such pod", "DELETE")
-    assert _execute(_Server(gone), [DeletePod("old", "u")]) == Outcome()
-    assert _execute(_Server(gone), _pods(1)).problems, "a namespace that is gone is a problem"
+    assert _execute(SmallApi(delete=gone), [DeletePod("old", "u")]) == Outcome()
+    assert _execute(SmallApi(create=gone), _pods(1)).problems, (
+        "a namespace that is gone is a problem"
+    )
 
 
 def test_a_name_that_something_else_has_is_told_and_not_taken_over() -> None:
     taken = ApiError(409, "AlreadyExists", "digits-etcd already exists", "POST")
-    server = _Server(taken)
+    server = SmallApi(create=taken)
     outcome = _execute(server, [ApplyManifest(SERVICE)])
     assert server.asked == ["create digits-etcd"]
     assert [problem.reason for problem in outcome.taken] == ["NameTaken"]
@@ -123,21 +94,17 @@ def test_a_name_that_something_else_has_is_told_and_not_taken_over() -> None:
 
 
 def test_what_was_made_is_known_before_any_watch_tells_it() -> None:
-    server, state = _Server(), ClusterState(lambda key: None)
+    server, state = SmallApi(), ClusterState(lambda key: None)
     _execute(server, [ApplyManifest(SERVICE)], state)
-    _execute(server, [ApplyManifest(SERVICE), DeleteJob()], state)
+    assert _execute(server, [ApplyManifest(SERVICE), DeleteJob()], state) == Outcome(deleted=True)
     assert server.asked == ["create digits-etcd", "delete digits", "apply digits-etcd"]
-
-
-def test_the_end_of_the_job_is_told() -> None:
-    assert _execute(_Server(), [DeleteJob()]) == Outcome(deleted=True)
 
 
 CHECK = CheckPod({"kind": "Pod", "metadata": {"name": "check"}}, mark="m1")
 
 
 def test_a_pod_that_could_be_made_is_told_by_its_mark() -> None:
-    server = _Server()
+    server = SmallApi()
     assert _execute(server, [CHECK, *_pods(1)]) == Outcome(checked="m1")
     assert server.asked == ["check check", "create pod-0"]
 
@@ -156,7 +123,7 @@ def test_a_pod_that_could_be_made_is_told_by_its_mark() -> None:
 def test_only_what_is_wrong_with_the_pod_itself_is_no_answer(
     code: int, said: str, outcome: Outcome | None
 ) -> None:
-    found = _execute(_Server(ApiError(code, "No", said, "POST pods")), [CHECK])
+    found = _execute(SmallApi(check=ApiError(code, "No", said, "POST pods")), [CHECK])
     if outcome is None:
         assert found.checked == ""
         assert len(found.problems) == 1
@@ -167,34 +134,8 @@ def test_only_what_is_wrong_with_the_pod_itself_is_no_answer(
 # ---------------------------------------------------------------- where pods are
 
 
-class _Nodes:
-    """An API server with nodes and pods; what it refuses is up to the test."""
-
-    def __init__(self, **refusals: ApiError) -> None:
-        self.refusals = refusals
-        self.read: list[str] = []
-        self.told: dict[str, Any] = {}
-        self.tried: list[str] = []
-
-    async def get(self, path: str) -> Any:
-        self.read.append(path.rpartition("/")[2])
-        await asyncio.sleep(0)
-        if error := self.refusals.get("get"):
-            raise error
-        return {"metadata": {"labels": {"zone": "z", "rack": self.read[-1]}}}
-
-    async def merge(self, _: Any, namespace: str, name: str, patch: Any) -> Any:
-        self.tried.append(name)
-        if error := self.refusals.get("patch"):
-            raise error
-        self.told[name] = patch["metadata"]
-        labels = {"app.kubernetes.io/component": "worker"}
-        meta = {"namespace": namespace, "name": name, "resourceVersion": "2", "labels": labels}
-        return {"metadata": {**meta, **patch["metadata"], "ownerReferences": OWNERS}}
-
-
 def _note(
-    server: _Nodes,
+    server: SmallApi,
     count: int = 1,
     state: ClusterState | None = None,
     within: float = TOPOLOGY_FILE_TIMEOUT,
@@ -210,34 +151,37 @@ ANNOTATION = "elastic.pytorch.org/topology"
 
 
 def test_pods_are_told_what_their_node_is_labelled_with() -> None:
-    server, state = _Nodes(), ClusterState(lambda key: None)
+    server, state = SmallApi(), ClusterState(lambda key: None)
     assert _note(server, 4, state) == NoteOutcome()
-    assert server.read == ["n1"]
+    assert server.count("get") == 1
     assert server.told["pod-3"] == {"uid": "u3", "annotations": {ANNOTATION: "z/n1"}}
     known = state.pods.owned_by(KEY, UID)["pod-3"]
     assert isinstance(known, PodView) and known.topology == "z/n1"
 
 
 def test_who_may_not_read_nodes_tells_pods_not_to_wait() -> None:
-    server = _Nodes(get=FORBIDDEN)
+    server = SmallApi(get=FORBIDDEN)
     outcome = _note(server, 4)
     assert {meta["annotations"][ANNOTATION] for meta in server.told.values()} == {"-"}
-    assert server.read == ["n1"]
+    assert server.count("get") == 1
     assert outcome.problem and outcome.problem.reason == "TopologyUnknown"
     assert "nodes is forbidden" in outcome.problem.message
     assert not outcome.refused and not outcome.again
 
 
-def test_who_may_not_patch_pods_tries_it_once() -> None:
-    server = _Nodes(patch=ApiError(403, "Forbidden", "pods is forbidden", "PATCH"))
+@pytest.mark.parametrize(
+    ("code", "said"), [(403, "pods is forbidden"), (422, "ValidatingAdmissionPolicy denied it")]
+)
+def test_who_may_not_patch_pods_tries_it_once(code: int, said: str) -> None:
+    server = SmallApi(merge=ApiError(code, "Forbidden", said, "PATCH"))
     outcome = _note(server, 20)
     assert outcome.problem and outcome.refused and not outcome.again
-    assert len(server.tried) == 1
+    assert server.count("merge") == 1
 
 
-@pytest.mark.parametrize("refusals", [{"get": AWAY}, {"patch": AWAY}], ids=str)
+@pytest.mark.parametrize("refusals", [{"get": AWAY}, {"merge": AWAY}], ids=str)
 def test_a_server_that_is_away_is_no_problem_and_asked_again(refusals: dict[str, ApiError]) -> None:
-    server = _Nodes(**refusals)
+    server = SmallApi(**refusals)
     assert _note(server) == NoteOutcome(again=True)
     assert server.told == {}, "a pod is not told that nothing is known"
 
@@ -251,11 +195,11 @@ def test_a_server_that_is_away_is_no_problem_and_asked_again(refusals: dict[str,
     ],
 )
 def test_a_pod_that_is_gone_needs_nothing(code: int, said: str) -> None:
-    assert _note(_Nodes(patch=ApiError(code, "No", said, "PATCH"))) == NoteOutcome()
+    assert _note(SmallApi(merge=ApiError(code, "No", said, "PATCH"))) == NoteOutcome()
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
-    class _Hangs(_Nodes):
+    class _Hangs(SmallApi):
         async def merge(self, *args: Any) -> Any:
             if args[2] == "pod-2":
                 await asyncio.Event().wait()
@@ -264,12 +208,6 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
     server = _Hangs()
     assert _note(server, 4, within=0.1) == NoteOutcome(again=True)
     assert set(server.told) == {"pod-0", "pod-1"}
-
-
-def test_what_a_policy_refuses_is_told() -> None:
-    denied = ApiError(422, "Invalid", "ValidatingAdmissionPolicy denied it", "PATCH")
-    outcome = _note(_Nodes(patch=denied))
-    assert outcome.problem and outcome.refused
 
 
 # ---------------------------------------------------------------- events

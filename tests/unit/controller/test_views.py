@@ -50,9 +50,12 @@ def test_a_pod_that_runs() -> None:
     ]
     ready = [{"type": "Ready", "status": "True"}]
     status = {"phase": "Running", "podIP": "10.1.2.3", "conditions": ready}
-    found = view(pod(**status, containerStatuses=containers))
+    item = pod(**status, containerStatuses=containers)
+    found = view(item)
     assert (found.phase, found.ready, found.address) == ("Running", True, "10.1.2.3")
-    assert (found.started_at, found.exit_code) == (120.0, None)
+    assert (found.started_at, found.exit_code, found.deleting) == (120.0, None, False)
+    item["metadata"]["deletionTimestamp"] = "1970-01-01T00:01:40Z"
+    assert view(item).deleting
 
 
 def test_the_end_of_the_worker_is_the_end_that_counts() -> None:
@@ -88,19 +91,11 @@ def test_who_waits_says_why() -> None:
     waits = {"reason": "ImagePullBackOff", "message": "not found"}
     found = view(pod(containerStatuses=[container(waiting=waits)]))
     assert (found.waiting_reason, found.waiting_message) == ("ImagePullBackOff", "not found")
-
-
-def test_who_waits_for_another_container_says_why_that_one_waits() -> None:
+    # Who waits for another container says why that one waits.
     fetches = [container("fetch", waiting={"reason": "ErrImagePull"})]
     waits = [container(waiting={"reason": "PodInitializing"})]
     found = view(pod(initContainerStatuses=fetches, containerStatuses=waits))
     assert found.waiting_reason == "ErrImagePull"
-
-
-def test_a_pod_that_is_being_deleted() -> None:
-    item = pod(phase="Running")
-    item["metadata"]["deletionTimestamp"] = "1970-01-01T00:01:40Z"
-    assert view(item).deleting
 
 
 def test_etcd_is_told_from_workers() -> None:

@@ -19,18 +19,14 @@ from tests.processes import PROGRAM_TIMEOUT
 from tests.unit.deploy.files import CHART, Object
 from tests.unit.deploy.rendering import charted
 from tests.unit.deploy.test_install import VALUES, leaves
+from tests.unit.deploy.test_install import the as found_in
 
 OPTIONAL = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "PodDisruptionBudget"}
 
 
 def the(kind: str, name: str = "elastic-controller", **values: Any) -> Object:
     """What the chart makes of that kind and name."""
-    [found] = [
-        each
-        for each in charted(**values)
-        if (each["kind"], each["metadata"]["name"]) == (kind, name)
-    ]
-    return found
+    return found_in(kind, charted(**values), name)
 
 
 def pod_labels(**values: Any) -> Object:

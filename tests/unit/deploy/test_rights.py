@@ -124,7 +124,7 @@ def a_life_of_jobs(cluster: FakeCluster, namespace: str) -> None:
 
     cluster.wait_for(lambda: runs(2), "two pods run")
     for size in (3, 1):
-        edit({"replicaSpecs": {"Worker": {"replicas": size}}})
+        cluster.scale("digits", size, namespace)
         cluster.wait_for(lambda size=size: runs(size), f"{size} pods run")
     edit({"minReplicas": 2, "replicaSpecs": {"Worker": {"replicas": 2}}})
     cluster.wait_for(lambda: least() == 2, "the budget keeps two pods")

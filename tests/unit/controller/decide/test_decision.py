@@ -6,7 +6,7 @@ import pytest
 
 from elastic_runtime.controller.decide.job_types import ApplyManifest, CreatePod
 from elastic_runtime.kubernetes.api_times import parse_time
-from tests.unit.controller.jobs import CLASSIC, UID, job
+from tests.unit.controller.jobs import UID, job
 from tests.unit.controller.simulated import BEGINNING, Cluster, begun, running
 
 # ---------------------------------------------------------------- the beginning
@@ -22,25 +22,6 @@ def test_a_new_job_gets_its_store_first_and_then_all_its_pods() -> None:
         ("Pod", "digits-etcd"),
         ("PodDisruptionBudget", "digits"),
     }
-    cluster.settle()
-    assert not cluster.pods  # nobody knows where to meet
-    assert cluster.condition("Running")["reason"] == "WaitingForEtcd"
-    cluster.services["digits-etcd"] = "10.0.0.9"
-    plan = cluster.step()
-    assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [0, 1, 2]
-    assert "--rdzv_endpoint=10.0.0.9:2379" in cluster.worker(0)["args"]
-
-
-def test_a_classic_job_brings_its_own_store() -> None:
-    cluster = begun(CLASSIC)
-    assert cluster.indices == [0, 1]
-    assert cluster.etcd is None
-    assert list(cluster.services) == ["imagenet"]
-
-
-def test_created_and_start_time_are_set() -> None:
-    cluster = Cluster(job())
-    cluster.step()
     assert cluster.holds("Created")
     assert parse_time(cluster.status["startTime"]) == BEGINNING
     assert cluster.status["observedGeneration"] == 1
@@ -48,6 +29,13 @@ def test_created_and_start_time_are_set() -> None:
     assert cluster.status["selector"] == "job-name=digits,replica-type=worker"
     assert cluster.status["restartCount"] == 0
     assert "Accepted" in cluster.reasons()
+    cluster.settle()
+    assert not cluster.pods  # nobody knows where to meet
+    assert cluster.condition("Running")["reason"] == "WaitingForEtcd"
+    cluster.services["digits-etcd"] = "10.0.0.9"
+    plan = cluster.step()
+    assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [0, 1, 2]
+    assert "--rdzv_endpoint=10.0.0.9:2379" in cluster.worker(0)["args"]
 
 
 def test_nothing_waits_for_pods_above_the_minimum() -> None:
@@ -102,17 +90,13 @@ def test_steps_are_not_written_each_time(cluster: Cluster) -> None:
 # ---------------------------------------------------------------- size
 
 
-def test_a_larger_size_is_one_operation() -> None:
+def test_another_size_is_one_operation_and_the_highest_pods_end() -> None:
     cluster = running(1)
-    plan = cluster.edit(replicas=3).step()
-    assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [1, 2]
-    assert [event.message for event in plan.events] == ["from 1 to 3 pods"]
+    plan = cluster.edit(replicas=4).step()
+    assert [each.index for each in plan.actions if isinstance(each, CreatePod)] == [1, 2, 3]
+    assert [event.message for event in plan.events] == ["from 1 to 4 pods"]
     assert cluster.status["observedGeneration"] == 2
-    assert not cluster.holds("Restarting")
-
-
-def test_a_smaller_size_ends_the_highest_pods_at_once() -> None:
-    cluster = running(4)
+    cluster.run().settle()
     plan = cluster.edit(replicas=2).step()
     assert [each.name for each in plan.actions] == ["digits-worker-3", "digits-worker-2"]
     assert all(each.grace is None for each in plan.actions)  # what the pod says itself
@@ -159,15 +143,10 @@ def test_pods_go_on_with_the_minimum_that_they_were_launched_with() -> None:
     cluster = running(3)
     cluster.edit(minReplicas=3).vanish(2).settle()
     assert cluster.holds("Running")  # the agents train with two
+    assert cluster.pdb == 3
     other = running(3, minReplicas=3)
     other.edit(minReplicas=1, replicas=1).settle()
     assert other.indices == [0, 1, 2]  # with fewer they would wait for ever
-
-
-def test_the_disruption_budget_follows_the_minimum() -> None:
-    cluster = running(3)
-    cluster.edit(minReplicas=2).settle()
-    assert cluster.pdb == 2
 
 
 # ---------------------------------------------------------------- suspend and resume

@@ -97,18 +97,15 @@ def test_agents_count_what_they_live_through(cluster: Cluster) -> None:
 
 def test_a_failure_of_the_script_ends_the_job_with_the_reason() -> None:
     cluster = running(3)
-    cluster.end(1, 1).end(2, 1).settle()
+    plan = cluster.end(1, 1).end(2, 1).step()
+    # The end is written before anything follows from it.
+    assert cluster.holds("Failed") and not plan.actions
+    assert plan.wake_at <= cluster.now
+    cluster.settle()
     cluster.expect("Failed", True, "PodFailed", "digits-worker-1 ended: exit code 1")
     assert parse_time(cluster.status["completionTime"]) == cluster.now
     assert not cluster.holds("Running")
     assert cluster.reasons("Warning") == ["PodFailed"]
-
-
-def test_the_end_is_written_before_anything_follows_from_it(cluster: Cluster) -> None:
-    plan = cluster.end(0, 1).step()
-    assert not plan.actions
-    assert plan.wake_at <= cluster.now
-    assert cluster.holds("Failed")
 
 
 def test_the_whole_job_is_tried_again_under_another_run_id() -> None:
@@ -269,15 +266,10 @@ def test_the_job_goes_when_its_time_has_come(ttl: int) -> None:
         assert [type(each) for each in cluster.step().actions] == [DeleteJob]
 
 
-def test_without_a_time_to_live_it_stays() -> None:
+def test_without_a_time_to_live_it_stays_and_no_edit_begins_it_again() -> None:
     cluster = running(1)
     cluster.end(0, 0).settle()
     assert not cluster.wait(1e9).settle().actions
-
-
-def test_an_ended_job_is_not_begun_again_by_an_edit() -> None:
-    cluster = running(1)
-    cluster.end(0, 0).settle()
     cluster.edit(replicas=3).settle()
     assert cluster.indices == [0]
     assert cluster.holds("Succeeded")
@@ -306,14 +298,12 @@ def told(cluster: Cluster, index: int, name: str) -> int:
     return int(*found)
 
 
-def test_a_later_pod_of_a_name_says_so(cluster: Cluster) -> None:
+def test_a_later_pod_of_a_name_says_so_and_if_the_job_is_at_work(cluster: Cluster) -> None:
     first = told(cluster, 0, "ELASTIC_NODE_LIFE")
     assert first > 0
     cluster.wait(0.01).vanish(0).settle()
     assert told(cluster, 0, "ELASTIC_NODE_LIFE") > first
-
-
-def test_only_a_pod_that_comes_to_a_job_at_work_is_told_that_it_has_run(cluster: Cluster) -> None:
+    cluster.run().settle()
     assert not told(cluster, 1, "ELASTIC_RESUMING")
     cluster.job["status"]["round"] = 1
     cluster.vanish(1).settle()

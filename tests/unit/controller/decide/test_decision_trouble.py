@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elastic_runtime.controller.decide.job_types import PodView, Problem
@@ -64,29 +66,31 @@ def test_a_secret_that_may_be_missing_is_told_with_its_field() -> None:
     cluster.expect("Running", False, "PodsNotStarting", "spec.etcd.tls.secretName", "'certs'")
 
 
+NO_CONTAINER, NO_PULL = "CreateContainerConfigError", "ImagePullBackOff"
+PASSWORD = {"rdzvEndpoint": "etcd:2379", "etcd": {"auth": {"secretName": "password"}}}
+SECRET, MAP = 'secret "password" not found', 'configmap "password-2" not found'
+BACK_OFF = "back-off restarting failed container proxy"
+NOWHERE = 'Back-off pulling image "docker.io/library/nowhere:1"'
+
+
 @pytest.mark.parametrize(
-    ("missed", "field"),
+    ("spec", "reason", "message", "why"),
     [
-        ('secret "password" not found', "spec.etcd.auth.secretName"),
-        ('configmap "password-2" not found', ".template.spec"),
+        (PASSWORD, NO_CONTAINER, SECRET, f"secretName: digits-worker-0 cannot start: {SECRET}"),
+        (PASSWORD, NO_CONTAINER, MAP, f".template.spec: digits-worker-0 cannot start: {MAP}"),
+        ({}, NO_PULL, NOWHERE, f"{POD}.initContainers[0].image"),
+        ({}, "CrashLoopBackOff", BACK_OFF, BACK_OFF),
     ],
 )
-def test_what_the_kubelet_misses_is_told_with_its_field(missed: str, field: str) -> None:
-    cluster = begun(job(rdzvEndpoint="etcd:2379", etcd={"auth": {"secretName": "password"}}))
-    reason = "CreateContainerConfigError"
-    cluster.change(0, waiting_reason=reason, waiting_message=missed).settle()
-    why = f"{field}: digits-worker-0 cannot start: {missed}"
-    cluster.expect("Running", False, reason, why)
-
-
-def test_the_image_of_another_container_is_named_where_it_stands() -> None:
-    made = job(replicas=1)
-    pod = template_of(made)["spec"]
-    pod["initContainers"] = [{"name": "data", "image": "nowhere:1"}]
+def test_what_the_kubelet_says_is_told_with_its_field(
+    spec: dict[str, Any], reason: str, message: str, why: str
+) -> None:
+    made = job(replicas=1, **spec)
+    template_of(made)["spec"]["initContainers"] = [{"name": "data", "image": "nowhere:1"}]
     cluster = begun(made)
-    why = 'Back-off pulling image "docker.io/library/nowhere:1"'
-    cluster.change(0, waiting_reason="ImagePullBackOff", waiting_message=why).settle()
-    cluster.expect("Running", False, "ImagePullFailed", f"{POD}.initContainers[0].image")
+    cluster.change(0, waiting_reason=reason, waiting_message=message).settle()
+    told = "ImagePullFailed" if reason == NO_PULL else reason
+    cluster.expect("Running", False, told, why)
 
 
 def test_a_wrong_image_can_be_mended(cluster: Cluster) -> None:
@@ -115,6 +119,7 @@ def test_a_claim_that_is_missing_is_told_with_its_field() -> None:
 
 def test_a_store_that_does_not_answer_is_told_with_its_field() -> None:
     cluster = begun(CLASSIC)
+    assert (cluster.indices, cluster.etcd, list(cluster.services)) == ([0, 1], None, ["imagenet"])
     cluster.run().settle()
     cluster.wait(10)
     cluster.end(0, 4).end(1, 4).settle()
@@ -124,11 +129,7 @@ def test_a_store_that_does_not_answer_is_told_with_its_field() -> None:
     assert cluster.reasons("Warning").count("StoreUnreachable") == 1
     cluster.say(round=1, world=2, ready=True).settle()
     assert cluster.holds("Running")
-
-
-def test_a_store_that_answers_no_more_is_told_though_agents_had_met_there() -> None:
-    cluster = begun(CLASSIC)
-    cluster.run().say(round=1, world=2, ready=True).settle()
+    # It is told as well of agents that had met there.
     cluster.end(0, 4).end(1, 4).settle()
     assert cluster.condition("Running")["reason"] == "StoreUnreachable"
 
@@ -150,13 +151,6 @@ def test_two_jobs_do_not_meet_under_one_name() -> None:
     cluster.problems = ()
     cluster.settle()
     assert cluster.indices == [0, 1]
-
-
-def test_a_sidecar_that_ends_again_and_again_is_told() -> None:
-    cluster = begun(job(replicas=1))
-    message = "back-off restarting failed container proxy"
-    cluster.change(0, waiting_reason="CrashLoopBackOff", waiting_message=message).settle()
-    cluster.expect("Running", False, "CrashLoopBackOff", message)
 
 
 def test_pods_of_a_lost_node_do_not_hold_up_the_next_attempt() -> None:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from elastic_runtime.controller.decide.job_types import AgentReport
 from tests.unit.controller.jobs import job
 from tests.unit.controller.simulated import Cluster, begun, running
 
 
-def test_why_a_setting_is_wrong_is_what_the_agent_said_last() -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("there is no option --mox-restarts", "there is no option --mox-restarts"),
+        ("", "a flag, a file or a setting is wrong"),
+        ("word " * 500, "word word"),
+    ],
+    ids=["what the agent said last", "its code", "cut"],
+)
+def test_why_a_setting_is_wrong(words: str, told: str) -> None:
     cluster = running(1)
-    words = "there is no option --mox-restarts; did you mean '--max-restarts'?"
     cluster.end(0, 2, message=words).settle()
-    for told in (cluster.condition("Failed")["message"], cluster.events[-1].message):
-        assert told == f"digits-worker-0 ended: exit code 2, {words}"
-
-
-def test_an_agent_that_left_no_words_has_its_code() -> None:
-    cluster = running(1)
-    cluster.end(0, 2).settle()
-    assert "a flag, a file or a setting is wrong" in cluster.condition("Failed")["message"]
-
-
-def test_long_words_are_cut() -> None:
-    cluster = running(1)
-    cluster.end(0, 2, message="word " * 500).settle()
-    assert len(cluster.condition("Failed")["message"]) < 400
+    for text in (cluster.condition("Failed")["message"], cluster.events[-1].message):
+        assert text.startswith(f"digits-worker-0 ended: exit code 2, {told}")
+        assert len(text) < 400
 
 
 def test_how_far_a_job_came_is_what_its_agents_said_last(cluster: Cluster) -> None:
@@ -44,19 +45,16 @@ def test_the_last_word_of_another_run_is_none_of_this_job() -> None:
     assert (cluster.status["step"], cluster.status["round"]) == (7, 2)
 
 
-def test_a_job_without_pods_has_no_world(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    "leave", [lambda it: it.edit(suspend=True), lambda it: it.delete(0).delete(1)]
+)
+def test_a_job_without_pods_has_no_world(cluster: Cluster, leave: Any) -> None:
     cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
     assert cluster.status["worldSize"] == 2
-    cluster.edit(suspend=True).settle()
+    leave(cluster).settle()
     assert cluster.status["worldSize"] == 0
     cluster.vanish().settle()
     assert (cluster.status["worldSize"], cluster.status["step"]) == (0, 7)
-
-
-def test_a_job_that_has_lost_all_pods_has_no_world(cluster: Cluster) -> None:
-    cluster.say(run_id="6f1c-0", round=1, world=2, step=7, ready=True).settle()
-    cluster.delete(0).delete(1).settle()
-    assert cluster.status["worldSize"] == 0
 
 
 def test_a_pod_that_finds_no_place_at_first_is_not_told() -> None:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from elastic_runtime.controller.decide.etcd_manifests import etcd_guard, etcd_pod, etcd_service
-from elastic_runtime.controller.decide.manifests import TEMPLATE_ANNOTATION, worker_pod
+from elastic_runtime.controller.decide.manifests import (
+    TEMPLATE_ANNOTATION,
+    disruption_budget,
+    selector,
+    worker_pod,
+    worker_service,
+)
 from elastic_runtime.controller.spec.job_spec import JobSpec
 from tests.unit.controller.jobs import UID, job
 
@@ -28,12 +34,14 @@ def mark(pod: Any) -> str:
 # ---------------------------------------------------------------- without a template
 
 
-def test_the_pod_belongs_to_the_job_and_has_its_name() -> None:
-    metadata = etcd()["metadata"]
-    assert (metadata["name"], metadata["namespace"]) == ("digits-etcd", "ns")
-    (owner,) = metadata["ownerReferences"]
-    assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", UID, True)
-    assert metadata["labels"]["replica-type"] == "etcd"
+def test_the_pod_and_what_is_around_it_belong_to_the_job_and_have_its_name() -> None:
+    spec = JobSpec.of(job())
+    for made in (etcd(), etcd_guard(spec), etcd_service(spec)):
+        metadata = made["metadata"]
+        assert (metadata["name"], metadata["namespace"]) == ("digits-etcd", "ns")
+        (owner,) = metadata["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("ElasticJob", UID, True)
+    assert etcd()["metadata"]["labels"]["replica-type"] == "etcd"
 
 
 def test_the_pod_runs_etcd_and_keeps_its_data_in_an_empty_volume() -> None:
@@ -200,18 +208,25 @@ def test_the_service_leads_to_the_port_of_etcd() -> None:
     assert "clusterIP" not in service["spec"]
 
 
+SPEC = JobSpec.of(job())
+
+
 @pytest.mark.parametrize(
-    "selected",
+    ("selected", "of_workers"),
     [
-        etcd_service(JobSpec.of(job()))["spec"]["selector"],
-        etcd_guard(JobSpec.of(job()))["spec"]["selector"]["matchLabels"],
+        (etcd_service(SPEC)["spec"]["selector"], False),
+        (etcd_guard(SPEC)["spec"]["selector"]["matchLabels"], False),
+        (worker_service(SPEC)["spec"]["selector"], True),
+        (disruption_budget(SPEC)["spec"]["selector"]["matchLabels"], True),
+        (selector("digits"), True),
     ],
-    ids=["service", "guard"],
 )
-def test_what_is_around_the_pod_selects_etcd_and_no_worker(selected: dict[str, str]) -> None:
-    worker = worker_pod(JobSpec.of(job()), 0, 0, "10.0.0.7:2379", (1, 4))
-    assert selected.items() <= etcd()["metadata"]["labels"].items()
-    assert not selected.items() <= worker["metadata"]["labels"].items()
+def test_what_is_around_pods_selects_either_etcd_or_workers(
+    selected: dict[str, str], of_workers: bool
+) -> None:
+    worker = worker_pod(SPEC, 0, 0, "10.0.0.7:2379", (1, 4))
+    for pod, wanted in ((etcd(), not of_workers), (worker, of_workers)):
+        assert (selected.items() <= pod["metadata"]["labels"].items()) is wanted
 
 
 def test_the_guard_keeps_the_one_etcd_unless_it_is_not_ready() -> None:
@@ -219,9 +234,3 @@ def test_the_guard_keeps_the_one_etcd_unless_it_is_not_ready() -> None:
     assert guard["kind"] == "PodDisruptionBudget"
     assert guard["spec"]["minAvailable"] == 1
     assert guard["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-
-
-def test_the_guard_and_the_service_go_with_the_job() -> None:
-    spec = JobSpec.of(job())
-    for made in (etcd_guard(spec), etcd_service(spec)):
-        assert made["metadata"]["ownerReferences"][0]["uid"] == UID

@@ -178,31 +178,6 @@ def test_a_mount_of_the_template_is_not_covered_and_names_do_not_clash() -> None
     assert "/dev/shm" not in mounts(worker)
 
 
-def test_making_a_pod_leaves_the_template_as_it_is() -> None:
-    made = container(job(), args=["train.py"], env=[], volumeMounts=[])
-    pod(made)
-    assert made == container(job(), args=["train.py"], env=[], volumeMounts=[])
-
-
-def test_the_disruption_budget_keeps_the_minimum() -> None:
-    budget = manifests.disruption_budget(JobSpec.of(job(minReplicas=2)))
-    assert budget["spec"]["minAvailable"] == 2
-    labels = pod(job())["metadata"]["labels"]
-    selected = budget["spec"]["selector"]["matchLabels"]
-    assert selected.items() <= labels.items()
-
-
-def test_nothing_of_the_workers_selects_etcd() -> None:
-    spec = JobSpec.of(job())
-    etcd = etcd_manifests.etcd_pod(spec)
-    for selected in (
-        manifests.selector("digits"),
-        manifests.worker_service(spec)["spec"]["selector"],
-    ):
-        assert not selected.items() <= etcd["metadata"]["labels"].items()
-        assert selected.items() <= pod(job())["metadata"]["labels"].items()
-
-
 @pytest.mark.parametrize(
     ("address", "endpoint"),
     [("10.0.0.7", "10.0.0.7:2379"), ("fd00::7", "[fd00::7]:2379"), ("", ""), ("None", "")],

@@ -68,13 +68,14 @@ def test_what_the_cluster_took_away_is_replaced(reason: str, code: int | None) -
     assert meaning("ExitCode", ended(code, reason, FAILED)) is REPLACE
 
 
-def test_out_of_memory_is_judged_by_its_exit_code() -> None:
-    assert meaning("OnFailure", ended(137, "OOMKilled")) is REPLACE
-    assert meaning("OnFailure", ended(1, "OOMKilled")) is COUNT
-
-
-def test_what_cannot_begin_is_not_tried_again() -> None:
-    assert meaning("OnFailure", ended(128, "StartError")) is FAIL
+@pytest.mark.parametrize(
+    ("code", "reason", "wanted"),
+    [(137, "OOMKilled", REPLACE), (1, "OOMKilled", COUNT), (128, "StartError", FAIL)],
+)
+def test_other_reasons_leave_it_to_the_exit_code_but_who_cannot_begin(
+    code: int, reason: str, wanted: Meaning
+) -> None:
+    assert meaning("OnFailure", ended(code, reason)) is wanted
 
 
 def test_the_first_rule_that_fits_decides() -> None:

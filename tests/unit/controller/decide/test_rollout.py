@@ -61,8 +61,8 @@ def about_to_go() -> Cluster:
     cluster = training()
     cluster.change_template().step()
     cluster.step()
-    assert cluster.status["memory"]["roll"]["index"] == 2
-    assert cluster.leaving == []
+    assert cluster.status["memory"]["roll"]["index"] == 2, "it is written down before it goes"
+    assert (cluster.leaving, deleted(cluster)) == ([], ["digits-worker-2"])
     return cluster
 
 
@@ -155,7 +155,9 @@ def test_a_refusal_names_the_field_of_the_template(said: str, field: str, rest: 
 # ---------------------------------------------------------------- what is told
 
 
-def test_a_change_is_told_and_pods_keep_what_they_have(cluster: Cluster) -> None:
+def test_a_change_is_told_and_pods_keep_what_they_have_until_they_are_replaced(
+    cluster: Cluster,
+) -> None:
     cluster.in_round(1, 2).settle()
     cluster.change_template().settle()
     assert images(cluster) == {0: "img:1", 1: "img:1"}
@@ -163,10 +165,7 @@ def test_a_change_is_told_and_pods_keep_what_they_have(cluster: Cluster) -> None
     cluster.expect("Outdated", True, "OnRecreate", "2 of 2 pods run with an older template")
     assert cluster.status["updatedReplicas"] == 0
     assert cluster.holds("Running")
-
-
-def test_pods_that_are_replaced_have_the_new_template(cluster: Cluster) -> None:
-    cluster.change_template().settle()
+    # Those that are replaced have the new one.
     cluster.end(0, 137).settle()
     cluster.run().settle()
     assert images(cluster) == {0: "img:2", 1: "img:1"}
@@ -207,10 +206,11 @@ def test_pods_are_replaced_one_after_the_other_and_the_next_when_all_train() -> 
     for number, index in ((1, 2), (3, 1), (5, 0)):
         assert cluster.leaving == [index]
         assert cluster.holds("Outdated")
-        cluster.in_round(number + 1, 2)  # the others go on without it
         cluster.vanish().settle()
         assert cluster.leaving == []
         cluster.run().settle()
+        assert cluster.leaving == [], "what agents said before it left is not of its successor"
+        cluster.in_round(number + 1, 2).settle()  # the others go on without it
         assert cluster.leaving == [], "its successor does not train yet"
         cluster.in_round(number + 2, 3).settle()
     assert images(cluster) == {0: "img:2", 1: "img:2", 2: "img:2"}
@@ -218,13 +218,6 @@ def test_pods_are_replaced_one_after_the_other_and_the_next_when_all_train() -> 
     assert cluster.reasons().count("Rolling") == 3
     assert cluster.status["restartCount"] == 0
     assert "PodReplaced" not in cluster.reasons()
-    assert cluster.leaving == []
-
-
-def test_what_agents_said_before_a_pod_left_is_not_taken_for_its_successor() -> None:
-    cluster = rolling()
-    cluster.vanish().settle()
-    cluster.run().settle()  # the report is still that of round 1, with three nodes
     assert cluster.leaving == []
 
 
@@ -250,11 +243,13 @@ def test_a_rollout_waits_for_a_pod_that_is_missing() -> None:
     assert images(cluster)[2] == "img:3"
 
 
-def test_pods_without_reports_are_believed_to_train_after_a_while() -> None:
+def test_pods_without_reports_are_believed_to_train_after_a_while_if_they_are_ready() -> None:
     cluster = running(3, rollout="Rolling")
     cluster.change_template().settle()
     assert cluster.leaving == []
-    cluster.wake().settle()
+    cluster.change(1, ready=False).wake().settle()
+    assert cluster.leaving == []
+    cluster.change(1, ready=True).settle()
     assert cluster.leaving == [2]
 
 
@@ -401,17 +396,13 @@ def test_a_check_without_an_answer_is_no_answer() -> None:
 # ---------------------------------------------------------------- what is forgotten
 
 
-def test_which_pod_goes_is_written_down_before_it_goes() -> None:
-    assert deleted(about_to_go()) == ["digits-worker-2"]
-
-
 def test_a_pod_that_could_not_be_deleted_is_deleted_again() -> None:
     cluster = rolling()
     cluster.change(2, deleting=False)  # the API server did not answer
     assert deleted(cluster) == ["digits-worker-2"]
 
 
-def test_agents_out_of_reach_let_no_pod_go() -> None:
+def test_agents_out_of_reach_or_without_a_round_let_no_pod_go() -> None:
     cluster = succeeded(rolling())
     cluster.report = None  # as after a restart of the controller
     for _ in range(5):
@@ -419,12 +410,7 @@ def test_agents_out_of_reach_let_no_pod_go() -> None:
         assert cluster.leaving == []
     cluster.in_round(3, 3).settle()
     assert cluster.leaving == [1]
-
-
-def test_agents_that_form_a_round_let_no_pod_go() -> None:
-    cluster = succeeded(rolling())
-    cluster.in_round(3, 3).settle()
-    assert cluster.leaving == [1]
+    # Nor do those that form a round.
     cluster.vanish().settle()
     cluster.run().say(round=0, world=3, nodes=3).wait(3600).settle()
     assert cluster.leaving == []
@@ -526,15 +512,6 @@ def test_a_clock_that_is_ahead_holds_up_no_rollout() -> None:
     for index in (0, 1, 2):
         cluster.change(index, started_at=cluster.now + 7200)
     cluster.change_template().settle()
-    assert cluster.leaving == [2]
-
-
-def test_pods_without_reports_have_to_be_ready() -> None:
-    cluster = running(3, rollout="Rolling")
-    cluster.wait(60)
-    cluster.change(1, ready=False).change_template().settle()
-    assert cluster.leaving == []
-    cluster.change(1, ready=True).settle()
     assert cluster.leaving == [2]
 
 

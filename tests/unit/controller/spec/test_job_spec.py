@@ -58,11 +58,7 @@ def test_every_field_is_read() -> None:
     assert spec.etcd == Etcd("e:1", "s", "t")
     assert spec.secrets == {"spec.etcd.tls.secretName": "s", "spec.etcd.auth.secretName": "t"}
     assert [spec.run_id(0), spec.run_id(1)] == ["mine", "mine-1"]
-
-
-def test_each_attempt_has_a_run_id_of_its_own() -> None:
-    spec = JobSpec.of(job())
-    assert [spec.run_id(0), spec.run_id(2)] == [f"{UID}-0", f"{UID}-2"]
+    assert [JobSpec.of(job()).run_id(n) for n in (0, 2)] == [f"{UID}-0", f"{UID}-2"]
 
 
 def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
@@ -75,6 +71,13 @@ def test_the_worker_container_is_the_one_with_the_name_or_the_first() -> None:
     assert JobSpec.of(made).container == 0
 
 
+def rule(**fields: Any) -> dict[str, Any]:
+    """A job's policy of one rule."""
+    return {"failurePolicy": {"rules": [fields]}}
+
+
+RULE, TEXTS = "spec.failurePolicy.rules[0]", {"operator": "In", "values": ["1"]}
+RELATIVE = {"claimName": "a", "mountPath": "b"}
 WORKER, QUEUE, LABELS = "spec.replicaSpecs.Worker", "spec.scheduling", "spec.topology.nodeLabels"
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"minReplicas": 3, "maxReplicas": 2}, "spec.minReplicas", "above maxReplicas 2"),
@@ -98,30 +101,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"suspend": "yes"}, "spec.suspend", "neither true nor false"),
     ({"checkpoint": {"claimName": "a", "url": "s3://b"}}, "spec.checkpoint", "either"),
     ({"checkpoint": {"mountPath": "/a"}}, "spec.checkpoint", "either"),
-    (
-        {"checkpoint": {"claimName": "a", "mountPath": "b"}},
-        "spec.checkpoint.mountPath",
-        "absolute path",
-    ),
-    (
-        {"failurePolicy": {"rules": [{"action": "Shrug", "onReasons": ["A"]}]}},
-        "spec.failurePolicy.rules[0].action",
-        "FailJob",
-    ),
-    (
-        {"failurePolicy": {"rules": [{"action": "Count"}]}},
-        "spec.failurePolicy.rules[0]",
-        "onExitCodes or onReasons",
-    ),
-    (
-        {
-            "failurePolicy": {
-                "rules": [{"action": "Count", "onExitCodes": {"operator": "In", "values": ["1"]}}]
-            }
-        },
-        "spec.failurePolicy.rules[0].onExitCodes.values",
-        "whole numbers",
-    ),
+    ({"checkpoint": RELATIVE}, "spec.checkpoint.mountPath", "absolute path"),
+    (rule(action="Shrug", onReasons=["A"]), f"{RULE}.action", "FailJob"),
+    (rule(action="Count"), RULE, "onExitCodes or onReasons"),
+    (rule(action="Count", onExitCodes=TEXTS), f"{RULE}.onExitCodes.values", "whole numbers"),
     ({"scheduling": {"queue": "Team"}}, f"{QUEUE}.queue", "'Team' is not the name of an object"),
     ({"scheduling": {"queue": ""}}, f"{QUEUE}.queue", "it is empty"),
     ({"scheduling": {"queue": 7}}, f"{QUEUE}.queue", "7 is not a text"),

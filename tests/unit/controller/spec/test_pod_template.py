@@ -87,18 +87,17 @@ def test_an_amount_is_read_wherever_it_stands(kind: str, part: str) -> None:
     assert refusal(pod).field == f"{POD}.{kind}[1].resources.{part}.nvidia.com/gpu"
 
 
-@pytest.mark.parametrize("resources", [None, {}, {"limits": None}])
-def test_resources_may_be_left_out(resources: object) -> None:
-    pod = main(resources=resources)
-    assert read(pod)["spec"] == pod
+EMPTY = [None, {}, {"sizeLimit": "1Gi"}, {"sizeLimit": 1_000_000}]
 
 
-# ---------------------------------------------------------------- volumes
-
-
-@pytest.mark.parametrize("empty", [None, {}, {"sizeLimit": "1Gi"}, {"sizeLimit": 1_000_000}])
-def test_a_size_of_an_empty_volume_that_kubernetes_knows_is_taken(empty: object) -> None:
-    pod = {**main(), "volumes": [{"name": "a", "emptyDir": empty}]}
+@pytest.mark.parametrize(
+    "pod",
+    [
+        *(main(resources=resources) for resources in (None, {}, {"limits": None})),
+        *({**main(), "volumes": [{"name": "a", "emptyDir": empty}]} for empty in EMPTY),
+    ],
+)
+def test_what_may_be_left_out_and_what_an_empty_volume_may_hold(pod: dict[str, Any]) -> None:
     assert read(pod)["spec"] == pod
 
 

@@ -69,15 +69,11 @@ def test_pods_of_native_gangs_name_the_group() -> None:
     ] * 3
 
 
-def test_volcano_may_take_the_pods_beyond_the_minimum() -> None:
-    cluster = begun(gang("volcano"))
-    notes = [pod["metadata"]["annotations"].get("volcano.sh/preemptable") for pod in pods(cluster)]
-    assert notes == [None, None, "true"]
-
-
-def test_kai_is_told_to_make_no_group_of_its_own() -> None:
-    cluster = begun(gang("kai"))
-    for pod in pods(cluster):
+def test_what_else_schedulers_are_told_of_pods() -> None:
+    """Volcano may take those beyond the minimum, and KAI is to make no group of its own."""
+    notes = [pod["metadata"]["annotations"] for pod in pods(begun(gang("volcano")))]
+    assert [note.get("volcano.sh/preemptable") for note in notes] == [None, None, "true"]
+    for pod in pods(begun(gang("kai"))):
         assert pod["metadata"]["annotations"]["kai.scheduler/skip-podgrouper"] == "true"
         assert pod["metadata"]["labels"]["kai.scheduler/queue"] == "team"
 
