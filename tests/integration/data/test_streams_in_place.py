@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.processes import elastic_run
-from tests.unit.programs import run_python
+from tests.unit.programs import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ elastic.run(train, state)
 
 
 def test_a_stream_that_is_trained_on_and_not_in_the_state_is_named() -> None:
-    done = run_python(FORGOTTEN)
+    done = python("-c", FORGOTTEN)
     assert done.returncode != 0
     assert "the ShardedStream is not in the State: no commit moves it on" in done.stderr
     assert "write State(…, stream=stream)" in done.stderr
