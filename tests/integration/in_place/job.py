@@ -58,6 +58,7 @@ class Job:
         seconds: float = 0.01,
         environ: dict[str, str] | None = None,
     ) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.mark = f"in-place-{uuid.uuid4().hex}"
         self._log = folder / "log"
@@ -200,6 +201,12 @@ class Job:
         told.rename(self.folder / f"{what}-{note.pid}")
         self.wait(lambda: len(self.said(what)) > begun, f"{what} of {note}")
 
+    def where(self) -> list[str]:
+        """The options that find it."""
+        words = shlex.split(self.event("job.join_command")["command"])
+        at = words.index("--rdzv-endpoint")
+        return words[at : at + 4]
+
     def join(self) -> subprocess.Popen[bytes]:
         """Starts another node, by the command that the job has shown."""
         command = shlex.split(self.event("job.join_command")["command"])
@@ -233,10 +240,14 @@ class Job:
         processes.wait_for(lambda: not processes.marked(self.mark), 10, "no process left")
         return int(code)
 
-    def finish(self) -> None:
-        """Ends it well, and checks what must always be true."""
+    def end_well(self) -> None:
+        """Has the workers end well, and waits for it."""
         self.enough()
         assert self.end() == 0, self.story()
+
+    def finish(self) -> None:
+        """Ends it well, and checks what must always be true."""
+        self.end_well()
         self.check()
 
     def check(self) -> None:
