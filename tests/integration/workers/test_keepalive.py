@@ -37,7 +37,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("asked", "patience", "options"), [(None, 5000, ()), ("0", 0, ()), (None, 5000, ("--cold",))]
+    ("asked", "patience", "options"), [("7", 7000, ()), (None, 5000, ("--cold",))]
 )
 def test_a_plain_script_need_not_know(
     tmp_path: Path, asked: str | None, patience: int, options: tuple[str, ...]
