@@ -57,8 +57,7 @@ class TrainerJob(Job):
         Args:
             tolerance: by how much a weight may differ.
         """
-        self.enough()
-        assert self.end() == 0, self.story()
+        self.end_well()
         self.check_exactly(tolerance)
 
     def check_exactly(self, tolerance: float = TOLERANCE) -> None:
@@ -78,8 +77,7 @@ class TrainerJob(Job):
 
     def finish_restarted(self) -> None:
         """``finish_exactly`` for a job that redoes steps, from its last checkpoint on."""
-        self.enough()
-        assert self.end() == 0, self.story()
+        self.end_well()
         self.check_samples(redone=True)
         self.compare(self.said("ended"))
 
