@@ -58,9 +58,11 @@ class Job:
         seconds: float = 0.01,
         environ: dict[str, str] | None = None,
     ) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.mark = f"in-place-{uuid.uuid4().hex}"
         self._log = folder / "log"
+        self._notes, self._events = _Lines(folder / "notes"), _Lines(self._log)
         self._script = str(SCRIPTS / script)
         words = ["--folder", str(folder), "--kind", kind, "--seconds", str(seconds)]
         command = [*ELASTIC_RUN, *options, str(SCRIPTS / script), *words]
@@ -86,17 +88,12 @@ class Job:
 
     def said(self, what: str) -> list[dict[str, Any]]:
         """What the workers have noted under this name, in the order of time."""
-        return [note for note in self.read(self.folder) if note["what"] == what]
+        return [note for note in self._notes.read() if note["what"] == what]
 
     @staticmethod
     def read(folder: Path) -> list[dict[str, Any]]:
         """All that the workers of a script have noted in this folder."""
-        try:
-            text = (folder / "notes").read_text()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind("\n") + 1]
-        return [json.loads(line) for line in whole.splitlines()]
+        return _Lines(folder / "notes").read()
 
     def steps(self) -> list[Note]:
         """All steps that all ranks have committed."""
@@ -104,9 +101,7 @@ class Job:
 
     def newest(self) -> dict[int, Note]:
         """The last step of each rank of the newest round that has made a step, by rank."""
-        notes = self.steps()
-        number = max((note.round for note in notes), default=0)
-        return {note.rank: note for note in notes if note.round == number}
+        return _newest(self.steps())
 
     @property
     def step(self) -> int:
@@ -115,13 +110,7 @@ class Job:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name that the agents have logged."""
-        found = []
-        for line in self.log.splitlines():
-            if line.startswith("{") and line.endswith("}"):
-                event = json.loads(line)
-                if event.get("event") == name:
-                    found.append(event)
-        return found
+        return [event for event in self._events.read() if event.get("event") == name]
 
     @property
     def log(self) -> str:
@@ -166,14 +155,15 @@ class Job:
         """
 
         def together() -> dict[int, Note]:
-            newest = self.newest()
+            notes = self.steps()
+            newest = _newest(notes)
             ready = len(newest) == size and all(
                 note.size == size and note.round > after for note in newest.values()
             )
             if not ready:
                 return {}
             number = newest[0].round
-            made = sum(1 for note in self.steps() if note.round == number and note.rank == 0)
+            made = sum(1 for note in notes if note.round == number and note.rank == 0)
             return newest if made >= more else {}
 
         found: dict[int, Note] = self.wait(together, f"{size} ranks after round {after}")
@@ -211,6 +201,12 @@ class Job:
         told.rename(self.folder / f"{what}-{note.pid}")
         self.wait(lambda: len(self.said(what)) > begun, f"{what} of {note}")
 
+    def where(self) -> list[str]:
+        """The options that find it."""
+        words = shlex.split(self.event("job.join_command")["command"])
+        at = words.index("--rdzv-endpoint")
+        return words[at : at + 4]
+
     def join(self) -> subprocess.Popen[bytes]:
         """Starts another node, by the command that the job has shown."""
         command = shlex.split(self.event("job.join_command")["command"])
@@ -244,10 +240,14 @@ class Job:
         processes.wait_for(lambda: not processes.marked(self.mark), 10, "no process left")
         return int(code)
 
-    def finish(self) -> None:
-        """Ends it well, and checks what must always be true."""
+    def end_well(self) -> None:
+        """Has the workers end well, and waits for it."""
         self.enough()
         assert self.end() == 0, self.story()
+
+    def finish(self) -> None:
+        """Ends it well, and checks what must always be true."""
+        self.end_well()
         self.check()
 
     def check(self) -> None:
@@ -265,3 +265,29 @@ class Job:
             before = notes
         ends = {(note["step"], note["digest"]) for note in self.said("ended")}
         assert len(ends) == 1, ends
+
+
+def _newest(notes: list[Note]) -> dict[int, Note]:
+    number = max((note.round for note in notes), default=0)
+    return {note.rank: note for note in notes if note.round == number}
+
+
+class _Lines:
+    """The objects of JSON among the lines of a file that grows; each line is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = 0
+        self._found: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All that there is by now."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._place)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._place += len(whole)
+            lines = whole.splitlines()
+            self._found += [json.loads(n) for n in lines if n.startswith(b"{") and n.endswith(b"}")]
+        return self._found

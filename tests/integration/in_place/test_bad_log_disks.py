@@ -29,7 +29,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_no_worker_hears_of_a_full_log_disk(disk: Path, tmp_path: Path) -> None:
     (disk / "others").write_bytes(b"x" * (400 << 10))
-    options = ("--local-nodes", "2", "--redirects", "3", "--log-dir", str(disk))
+    options = ("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(disk))
     with Job(tmp_path, "steps.py", *options, kind="loud") as job:
         before = job.ranks(2)
         job.event("log.dropped", why="No space left on device")
@@ -64,7 +64,7 @@ def make_read_only(place: Path) -> None:
 
 
 def test_no_worker_hears_of_a_log_disk_that_becomes_read_only(logs: Path, tmp_path: Path) -> None:
-    options = ("--local-nodes", "2", "--redirects", "3", "--log-dir", str(logs))
+    options = ("--nproc-per-node", "2", "--redirects", "3", "--log-dir", str(logs))
     with Job(tmp_path, "steps.py", *options, kind="loud") as job:
         before = job.ranks(2)
         make_read_only(logs)
@@ -116,9 +116,9 @@ def test_the_error_is_where_the_report_says(tmp_path: Path, logs: str) -> None:
     script, temporary = tmp_path / "script.py", tmp_path / "tmp"
     script.write_text(GOES_WRONG)
     temporary.mkdir()
-    options = ("--max-restarts", "0", "--log-dir", str(tmp_path / "logs"), "--redirects", "3")
+    options = ("--cold", "--max-restarts", "0", "--log-dir", str(tmp_path / "logs"))
     ended = zygote.run(
-        [*ELASTIC_RUN, *options, str(script), str(tmp_path / "logs"), logs],
+        [*ELASTIC_RUN, *options, "--redirects", "3", str(script), str(tmp_path / "logs"), logs],
         env={**os.environ, **ENVIRONMENT, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
@@ -140,7 +140,8 @@ def test_what_fails_while_the_agent_ends_is_told_as_well(tmp_path: Path) -> None
     logs.mkdir()
     os.mkfifo(logs / "hangs")
     hanging = {"PYTHONPATH": str(_HANGING), "ELASTIC_TEST_HANG": str(logs / "hangs")}
-    command = [*ELASTIC_RUN, "--max-restarts", "0", "--log-dir", str(logs), str(script)]
+    options = ("--cold", "--max-restarts", "0", "--log-dir", str(logs))
+    command = [*ELASTIC_RUN, *options, str(script)]
     with log.open("w") as told:
         job = subprocess.Popen(command, env=os.environ | ENVIRONMENT | hanging, stderr=told)
     with job:

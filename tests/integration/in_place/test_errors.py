@@ -39,16 +39,19 @@ def test_nobody_can_swallow_a_change_and_an_error_of_the_users_costs_a_restart(
 @pytest.mark.parametrize(
     ("kind", "ranks", "told"),
     [
-        ("refused", 1, "RuntimeError: my data server data01:9000: Connection refused"),
-        ("refused", 2, "RuntimeError: my data server data01:9000: Connection refused"),
-        ("reset", 1, "KeyError: 'batch_size'"),
+        (
+            "fail_with_words_of_gloo",
+            2,
+            "RuntimeError: my data server data01:9000: Connection refused",
+        ),
+        ("fail_while_a_reset_is_handled", 1, "KeyError: 'batch_size'"),
     ],
 )
 def test_an_error_that_resembles_a_lost_peer_ends_the_job_and_is_told(
     tmp_path: Path, kind: str, ranks: int, told: str
 ) -> None:
     options = ("--nproc-per-node", str(ranks), "--max-restarts", "0")
-    with Job(tmp_path, "unlucky.py", *options, kind=kind) as job:
+    with Job(tmp_path, "misuse.py", *options, kind=kind) as job:
         assert job.end() == 1, job.story()
         (failed,) = job.events("job.failed")
         assert told in failed["reason"]

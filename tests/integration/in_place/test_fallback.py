@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from elastic_runtime.errors import EXIT_LEFT
+from elastic_runtime.errors import EXIT_LEFT, EXIT_USAGE
 from tests import processes
 from tests.integration.in_place.job import Job
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_OPTIONS = ("--local-nodes", "2", "--min", "1")
+_OPTIONS = ("--nproc-per-node", "2")
 
 
 def test_all_workers_are_killed_then_the_whole_job_leaves_and_is_started_again(
@@ -43,8 +43,7 @@ def test_all_workers_are_killed_then_the_whole_job_leaves_and_is_started_again(
         )
         began = job.said("began")[lives:]
         assert (began[0]["step"], began[0]["made"]) == (left, left), job.story()
-        job.enough()
-        assert job.end() == 0, job.story()
+        job.end_well()
 
 
 def test_the_last_node_saves_what_only_it_remembers_before_it_leaves(tmp_path: Path) -> None:
@@ -72,5 +71,29 @@ def test_the_last_node_saves_what_only_it_remembers_before_it_leaves(tmp_path: P
     with Job(tmp_path, "steps.py", *_OPTIONS, kind="saved") as job:
         job.wait(lambda: len(job.said("began")) > lives, "the next life")
         assert job.said("began")[lives]["step"] == saved, job.story()
-        job.enough()
-        assert job.end() == 0, job.story()
+        job.end_well()
+
+
+# All ranks come to differ, and nothing is saved.
+
+
+def test_a_job_that_has_lost_its_steps_ends_and_says_so(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", *_OPTIONS, kind="forgets") as job:
+        ranks = job.ranks(2, more=30)
+        job.kill(ranks[1])
+        assert job.end() == EXIT_USAGE, job.story()
+        assert "holds another state than rank 0" in job.log, job.story()
+        assert "some object's load_state_dict does not bring back" in job.log
+        assert "nothing is saved" in job.log and "start_over=True" in job.log
+        assert all(note["step"] > 0 for note in job.said("began")[2:]), job.story()
+
+
+def test_it_begins_anew_if_it_was_told_so(tmp_path: Path) -> None:
+    with Job(tmp_path, "steps.py", *_OPTIONS, kind="forgets, anew") as job:
+        before = job.ranks(2, more=30)
+        job.kill(before[1])
+        lost = job.event("state.fresh")["reached"]
+        assert lost >= before[0].step
+        after = job.ranks(2, after=before[0].round)
+        assert all(note.step < lost for note in after.values()), job.story()
+        job.end_well()

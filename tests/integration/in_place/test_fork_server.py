@@ -1,16 +1,16 @@
-"""Fork servers that die: the others do not wait for the next one."""
+"""Fork servers and agents that die: the others do not wait for them, and hear why."""
 
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from tests import processes
 from tests.integration.in_place.job import Job
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+_CRASHES = Path(__file__).with_name("crashes")
 # Imported by each fork server: the next one is not ready before the test says so.
 _SLOW = """
 import os, time
@@ -44,4 +44,30 @@ def test_the_others_go_on_before_the_next_fork_server_is_ready(tmp_path: Path) -
             n.at for n in job.steps() if n.round == before[0].round
         )
         print(f"the others stood still for {gap:.3f} s")
+        job.finish()
+
+
+@pytest.mark.parametrize("thread", ["participant", "MainThread"])
+def test_an_agent_whose_thread_dies_is_gone_at_once(tmp_path: Path, thread: str) -> None:
+    told = tmp_path / "crash"
+    environ = {"PYTHONPATH": str(_CRASHES), "ELASTIC_TEST_CRASH": str(told)}
+    options = ("--local-nodes", "2", "--min", "1", "--log-dir", str(tmp_path / "logs"))
+    # So long a lease that whoever waits for its end is noticed.
+    options = (*options, "--lease-ttl", "120")
+    with Job(tmp_path, "steps.py", *options, environ=environ) as job:
+        before = job.ranks(2)
+        draft = tmp_path / "draft"
+        draft.write_text(f"{before[0].node} {thread}")
+        draft.rename(told)
+        job.kill(before[0])
+        after = job.ranks(1, after=before[0].round)
+        assert after[0].node == before[1].node
+        # Its last word comes when all that it ran has ended: perhaps after the round of the others.
+        job.wait(lambda: "has crashed:" in job.log, "the crashed agent says so")
+        line = next(line for line in job.log.splitlines() if "has crashed:" in line)
+        (file,) = (tmp_path / "logs").glob("elastic-crash-*.txt")
+        assert str(file) in line
+        assert "RuntimeError" in line
+        assert "Traceback (most recent call last)" in file.read_text()
+        assert "Traceback" not in job.log
         job.finish()

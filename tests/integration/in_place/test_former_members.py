@@ -5,11 +5,10 @@ With one store for the nodes of one machine and with etcd, but for what only bef
 
 from __future__ import annotations
 
-import shlex
 import signal
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -62,9 +61,7 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Two]:
         if request.param == "embedded":
             options = ("--local-nodes", "2", *_OPTIONS)
             job = stack.enter_context(Job(tmp_path, "steps.py", *options, kind="saved"))
-            words = shlex.split(job.event("job.join_command")["command"])
-            at = words.index("--rdzv-endpoint")
-            yield Two(dict.fromkeys(job.nodes(), job), words[at : at + 4], job.nodes())
+            yield Two(dict.fromkeys(job.nodes(), job), job.where(), job.nodes())
             return
         etcd = request.getfixturevalue("etcd")
         where = ["--rdzv-endpoint", f"etcd://{etcd.endpoint}/{tmp_path.name}", "--rdzv-id", "x"]
@@ -78,6 +75,17 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Two]:
 def _newest(folder: Path) -> CheckpointId:
     """The newest whole one: who is killed may leave the rest of another."""
     return newest_first(path.parent.name for path in (folder / "saved").glob("*/MANIFEST.json"))[0]
+
+
+def _begun(job: Job, number: int) -> dict[str, Any]:
+    """The first note of a round after this one, which makes some steps."""
+
+    def later() -> list[dict[str, Any]]:
+        return [note for note in job.said("began") if note["round"] > number]
+
+    began = job.wait(later, "a further round", _LONG)[0]
+    job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
+    return began
 
 
 @pytest.mark.timeout(500)
@@ -103,12 +111,8 @@ def test_who_was_silent_goes_on_from_what_was_saved_meanwhile(
     processes.send(stopped, signal.SIGCONT)
     number = alone[0].round
     job = two.jobs[silent.node]  # the other one may have ended
-    job.wait(
-        lambda: [n for n in job.said("began") if n["round"] > number], "a round of its own", _LONG
-    )
-    began = [note for note in job.said("began") if note["round"] > number]
-    assert began[0]["step"] == saved.step, job.story()
-    job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
+    began = _begun(job, number)
+    assert began["step"] == saved.step, job.story()
     job.wait(lambda: _newest(tmp_path) > saved, "a save of its own")
     job.enough()
 
@@ -126,14 +130,10 @@ def test_a_spare_goes_on_from_what_the_members_saved_when_they_left(
     processes.send([two.agents[member.node]], signal.SIGTERM)
     number = member.round
     job = two.jobs[spare.node]  # the other one ends
-    job.wait(
-        lambda: [n for n in job.said("began") if n["round"] > number], "a round of the spare", _LONG
-    )
-    began = [note for note in job.said("began") if note["round"] > number]
+    began = _begun(job, number)
     left = max(note.step for note in job.steps() if note.pid == member.pid)
-    assert began[0]["pid"] == spare.pid
-    assert began[0]["step"] >= left, job.story()
-    job.wait(lambda: [n for n in job.steps() if n.round > number][15:], "further steps")
+    assert began["pid"] == spare.pid
+    assert began["step"] >= left, job.story()
     job.enough()
 
 

@@ -1,4 +1,4 @@
-"""What scripts do inside ``train``: DDP in all its ways, groups of their own, two optimizers."""
+"""What scripts do inside ``train``: DDP in all its ways, and what is not one optimizer's step."""
 
 from __future__ import annotations
 
@@ -26,55 +26,86 @@ def test_all_ways_of_ddp_and_groups_of_the_users_are_rebuilt(tmp_path: Path) -> 
         job.finish()
 
 
-def test_a_gradient_scaler_does_not_carry_a_broken_step_into_the_next(tmp_path: Path) -> None:
-    with Job(tmp_path, "scaled.py", "--nproc-per-node", "2") as job:
-        before = job.ranks(2, more=15)
-        (job.folder / "die").touch()
-        died = job.wait(lambda: job.said("died"), "the death of a rank")[0]
-        job.ranks(2, after=before[0].round)
-        job.finish()
-        began = next(note for note in job.said("began") if note["round"] > before[0].round)
-        assert began["step"] == died["step"]
-        assert all(note["weight"] == note["step"] for note in job.said("step")), job.story()
-        assert {note["scale"] for note in job.said("step")} == {65536.0}
-        assert not job.events("fault.retry"), job.story()
+class Broken(Job):
+    """A job of two ranks, of which one dies in the midst of a step."""
 
+    def __init__(self, folder: Path, kind: str) -> None:
+        super().__init__(folder, "outside.py", "--nproc-per-node", "2", kind=kind)
 
-def _break_between_optimizers(job: Job) -> tuple[int, int]:
-    """The step that was committed when a rank died in the middle of the next one, and the round."""
-    before = job.ranks(2, more=15)
-    (job.folder / "die").touch()
-    died = job.wait(lambda: job.said("died"), "the death of a rank")[0]
-    return died["step"], before[0].round
+    def break_a_step(self) -> tuple[int, int]:
+        """The step that was committed before, and its round."""
+        before = self.ranks(2, more=15)
+        (self.folder / "die").touch()
+        died = self.wait(lambda: self.said("died"), "the death of a rank")[0]
+        return died["step"], before[0].round
 
-
-@pytest.mark.golden("in place: a half-done step is undone")
-def test_with_a_shadow_a_half_done_step_is_undone(tmp_path: Path) -> None:
-    with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="shadow") as job:
-        step, number = _break_between_optimizers(job)
-        job.ranks(2, after=number)
-        began = next(note for note in job.said("began") if note["round"] > number)
-        assert began["step"] == step
-        job.finish()
-
-
-def test_without_one_the_checkpoint_serves_and_an_event_says_why(tmp_path: Path) -> None:
-    with Job(tmp_path, "gan.py", "--nproc-per-node", "2", kind="saved") as job:
-        step, number = _break_between_optimizers(job)
-        loaded = job.event("state.loaded")
+    def load(self, step: int) -> str:
+        """Waits until the newest checkpoint up to a step is loaded; why it is."""
+        loaded = self.event("state.loaded")
         # On a busy machine the save of the tenth step may not be whole yet.
-        saved = [e for e in job.events("checkpoint.saved") if e["timestamp"] < loaded["timestamp"]]
-        assert loaded["step"] == max(e["step"] for e in saved)
-        assert f"no rank is clean at step {step}" in loaded["reason"]
+        saved = [
+            event["step"]
+            for event in self.events("checkpoint.saved")
+            if event["timestamp"] < loaded["timestamp"]
+        ]
+        assert loaded["step"] == max(saved) <= step
+        return str(loaded["reason"])
+
+
+_GOLDEN = pytest.mark.golden("in place: a half-done step is undone")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("manual", "average", "last", "late", "scaled", "two, saved"),
+        pytest.param("two, with a shadow", marks=_GOLDEN),
+    ],
+)
+def test_each_step_is_applied_once(tmp_path: Path, kind: str) -> None:
+    with Broken(tmp_path, kind) as job:
+        step, number = job.break_a_step()
         job.ranks(2, after=number)
-        job.enough()
-        assert job.end() == 0, job.story()
+        began = next(note["step"] for note in job.said("began") if note["round"] > number)
+        if kind == "late":
+            # The schedule had yet to follow: the step cannot count, and the checkpoint serves.
+            unfit = job.events("state.unfit")
+            assert unfit and unfit[0]["step"] == step
+            assert "schedule had yet to follow" in unfit[0]["reason"]
+            job.load(step)
+        elif kind == "two, saved":
+            assert f"no rank is clean at step {step}" in job.load(step)
+        else:
+            assert not job.events("state.unfit"), job.story()
+            assert began == step + (kind == "last")
+        assert not job.events("fault.retry"), job.story()
+        job.end_well()
+        if not job.events("state.loaded"):
+            job.check()
+        notes = job.said("step")
+        assert all(note["weight"] == note["step"] for note in notes), job.story()
+        if kind == "average":
+            assert all(note["times"] == note["total"] for note in notes), job.story()
+        elif kind == "late":
+            assert all(note["scheduled"] == note["step"] for note in notes), job.story()
+        elif kind == "scaled":
+            assert {note["scale"] for note in notes} == {65536.0}
+        elif kind.startswith("two"):
+            assert all(note["other"] == note["step"] for note in notes), job.story()
 
 
 def test_without_a_checkpoint_the_job_says_what_is_lost(tmp_path: Path) -> None:
-    with Job(tmp_path, "gan.py", "--nproc-per-node", "2") as job:
-        step, _ = _break_between_optimizers(job)
+    with Broken(tmp_path, "two") as job:
+        step, _ = job.break_a_step()
         assert job.end() == EXIT_USAGE, job.story()
         assert f"no rank is clean at step {step}" in job.log
         assert "give elastic.run a checkpointer" in job.log
         assert "Traceback" not in job.log
+
+
+def test_weights_that_are_other_ones_on_each_rank_are_refused_before_a_step(tmp_path: Path) -> None:
+    with Broken(tmp_path, "experts") as job:
+        assert job.end() == EXIT_USAGE, job.story()
+        assert "model.weight has other gradients on rank 1 than on rank 0" in job.log
+        assert "leave out elastic.run and State" in job.log
+        assert not job.steps() and "Traceback" not in job.log, job.story()

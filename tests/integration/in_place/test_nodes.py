@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_runtime.errors import EXIT_LEFT
 from tests import processes
 from tests.integration.in_place.job import PATIENCE, Job
 
@@ -37,19 +38,24 @@ def test_a_node_goes_on_with_fewer_workers_and_fills_up_again(tmp_path: Path) ->
         job.finish()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_at_its_minimum_a_job_goes_on_with_a_late_replacement(number: int, tmp_path: Path) -> None:
+def test_at_its_minimum_a_job_goes_on_with_a_late_replacement(tmp_path: Path) -> None:
     """The others begin no round without it, and so the lost one is still a member of the last."""
     options = ("--local-nodes", "2", "--min", "2", "--max", "2", "--lease-ttl", "2")
     with Job(tmp_path, "steps.py", *options) as job:
         before = job.ranks(2)
-        os.kill(job.nodes()[before[1].node], number)
-        job.event("job.waiting", have=1, minimum=2)
-        joined = job.join()
-        both = job.ranks(2, after=before[0].round)
-        assert both[0].pid == before[0].pid
+        agent, joined = job.nodes()[before[1].node], []
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            left = len(job.events("round.left"))
+            os.kill(agent, number)
+            job.wait(lambda n=left: len(job.events("round.left")) > n, "the loss is noticed")
+            job.event("job.waiting", have=1, minimum=2)
+            joined.append(job.join())
+            agent = joined[-1].pid
+            both = job.ranks(2, after=before[0].round)
+            assert both[0].pid == before[0].pid
+            before = both
         job.enough()
-        assert joined.wait(PATIENCE) == 0
+        assert [node.wait(PATIENCE) for node in joined] == [EXIT_LEFT, 0]
         assert job.end() == 0
         job.check()
 

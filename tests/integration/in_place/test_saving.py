@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_OPTIONS = ("--local-nodes", "2", "--min", "1")
+_OPTIONS = ("--nproc-per-node", "2")
 
 
 def saved_after(job: Job, step: int) -> None:

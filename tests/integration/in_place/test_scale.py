@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
 def test_the_job_is_scaled_down_and_up_in_the_same_processes(tmp_path: Path) -> None:
     with Job(tmp_path, "steps.py", "--local-nodes", "2", "--min", "1") as job:
         before = job.ranks(2)
-        words = shlex.split(job.event("job.join_command")["command"])
-        at = words.index("--rdzv-endpoint")
-        where = words[at : at + 4]
+        where = job.where()
         assert elasticctl(["scale", "--max", "1", *where]) == 0
         alone = job.ranks(1, after=before[0].round)
         assert alone[0].pid == before[0].pid

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from typing import TYPE_CHECKING
 
@@ -87,8 +86,8 @@ def test_who_hangs_is_found_also_if_the_round_breaks_meanwhile(tmp_path: Path) -
         job.finish()
 
 
-def test_other_nodes_wait_for_a_busy_worker(tmp_path: Path) -> None:
-    options = ("--local-nodes", "3", *_HANGS)
+def test_other_nodes_wait_for_a_busy_worker_unless_it_is_stopped(tmp_path: Path) -> None:
+    options = ("--local-nodes", "3", *_HANGS, "--rejoin-timeout", "3")
     with Job(tmp_path, "steps.py", *options) as job:
         before = job.ranks(3)
         for rank, seconds in ((2, 2.5 * _HANG), (0, 1.5 * _HANG)):
@@ -96,29 +95,19 @@ def test_other_nodes_wait_for_a_busy_worker(tmp_path: Path) -> None:
             count = len(job.steps())
             job.wait(lambda n=count: len(job.steps()) > n + 60, "steps after the evaluation")
             assert not job.events("worker.hangs"), job.story()
-        # Nor has anybody forgotten what a hang is.
-        job.order(before[1], "sleep", _FOR_EVER)
-        assert job.event("worker.hangs")["node"] == before[1].node, job.story()
-        full = job.ranks(3, after=before[0].round)
-        assert full[0].round == before[0].round + 2, "one without, one with the replacement"
-        job.finish()
-
-
-def test_a_busy_worker_that_is_stopped_is_replaced(tmp_path: Path) -> None:
-    options = ("--local-nodes", "2", *_HANGS, "--rejoin-timeout", "3")
-    with Job(tmp_path, "steps.py", *options) as job:
-        before = job.ranks(2)
-        job.order(before[1], "busy", 2.5 * _HANG)
-        assert job.event("round.waits")["nodes"] == [before[1].node]
-        count = len(job.steps())
-        job.wait(lambda: len(job.steps()) > count + 20, "steps after the evaluation")
+        assert job.events("round.waits")[0]["nodes"] == [before[2].node]
         assert not job.events("worker.stuck"), "who answers may be busy for as long as it likes"
         job.order(before[1], "busy", _FOR_EVER)
         job.kill(before[1], number=signal.SIGSTOP)
         stuck = job.event("worker.stuck")
         assert stuck["node"] == before[1].node
         assert stuck["why"].startswith("busy for ")
-        job.ranks(2, after=before[0].round)
+        full = job.ranks(3, after=before[0].round)
+        # Nor has anybody forgotten what a hang is.
+        job.order(full[1], "sleep", _FOR_EVER)
+        assert job.event("worker.hangs")["node"] == full[1].node, job.story()
+        last = job.ranks(3, after=full[0].round)
+        assert last[0].round == full[0].round + 2, "one without, one with the replacement"
         assert not job.events("fault.retry"), job.story()
         job.finish()
 
@@ -159,9 +148,7 @@ def test_who_hangs_in_its_very_first_step_is_replaced_when_the_others_say_so(
     with Job(tmp_path, "steps.py", *options) as job:
         before = job.ranks(1)
         (tmp_path / "late").touch()
-        words = shlex.split(job.event("job.join_command")["command"])
-        at = words.index("--rdzv-endpoint")
-        with Job(tmp_path, "steps.py", *words[at : at + 4], *options) as newcomer:
+        with Job(tmp_path, "steps.py", *job.where(), *options) as newcomer:
             stuck = newcomer.event("worker.stuck")
             assert "all others wait for it, while it is at" in stuck["why"]
             assert "steps.py" in stuck["why"]

@@ -12,6 +12,7 @@ import torch
 from elastic_runtime.errors import EXIT_USAGE
 from elastic_runtime.system.torch_version import NEWEST, OLDEST, installed, read_version
 from tests.integration.in_place.job import Job
+from tests.integration.in_place.test_lives import where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,27 +38,22 @@ def _other_torch(folder: Path) -> tuple[str, dict[str, str]]:
     return version, {"PYTHONPATH": path}
 
 
-def _where(folder: Path, etcd: EtcdServer) -> tuple[str, ...]:
-    endpoint = f"etcd://{etcd.endpoint}/{folder.name}"
-    return ("--rdzv-endpoint", endpoint, "--rdzv-id", "x", "--min", "1", "--max", "2")
-
-
 @pytest.mark.parametrize("together", [False, True])
 def test_a_node_with_another_torch_is_refused_and_the_job_goes_on(
     tmp_path: Path, etcd: EtcdServer, together: bool
 ) -> None:
     version, environ = _other_torch(tmp_path)
-    options = (*_where(tmp_path, etcd), "--regroup", "rebuild", "--last-call", "10")
-    if not together:
-        options = (*options[:-2], "--last-call", "0")
+    last_call = "10" if together else "0"
+    options = (*where(tmp_path, etcd), "--min", "1", "--max", "2")
+    options += ("--regroup", "rebuild", "--last-call", last_call)
     first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
     with Job(first, "steps.py", *options, "--node-name", "a") as one:
         if together:
             one.event("job.waiting", have=1)
         else:
             one.ranks(1)
+            chosen = one.event("regroup.chosen")
+            assert (chosen["how"], chosen["torch"]) == ("rebuild", torch.__version__)
         with Job(second, "steps.py", *options, "--node-name", "b", environ=environ) as two:
             assert two.end() == EXIT_USAGE, two.story()
             assert f"this node has torch {version}, and the leader of the job, a, torch" in two.log
@@ -65,17 +61,8 @@ def test_a_node_with_another_torch_is_refused_and_the_job_goes_on(
             assert "install the same one on all nodes" in two.log
             assert "Traceback" not in two.log, two.log
         one.ranks(1)
-        one.enough()
-        assert one.end() == 0, one.story()
-
-
-def test_how_ranks_regroup_is_said_at_the_start(tmp_path: Path) -> None:
-    with Job(tmp_path, "steps.py", "--regroup", "rebuild") as job:
-        chosen = job.event("regroup.chosen")
-        assert (chosen["how"], chosen["torch"]) == ("rebuild", torch.__version__)
-        job.enough()
-        assert job.end() == 0, job.story()
-    assert len(job.events("regroup.chosen")) == 1
+        one.end_well()
+        assert len(one.events("regroup.chosen")) == 1
 
 
 @pytest.mark.skipif(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.trainers.trainer_job import TWO, TrainerJob
+from tests.integration.trainers.trainer_job import TrainerJob
 
 TORCHTITAN = Path(sys.prefix) / "torchtitan-0.3"
 
@@ -25,23 +25,15 @@ class TitanJob(TrainerJob):
     script = Path(__file__).with_name("scripts") / "titan_train.py"
 
     def __init__(
-        self,
-        folder: Path,
-        *options: str,
-        kind: str = "usual",
-        seconds: float = 0.03,
-        environ: dict[str, str] | None = None,
-        steps: int = 0,
+        self, folder: Path, *options: str, environ: dict[str, str] | None = None, **kind: Any
     ) -> None:
         where = {**(environ or {}), "PYTHONPATH": environment()["PYTHONPATH"]}
-        words = options or TWO
-        self._steps = steps
-        self._whole: dict[str, Any] | None = None
-        super().__init__(folder, *words, kind=kind, seconds=seconds, environ=where, steps=steps)
+        super().__init__(folder, *options, environ=where, **kind)
 
     def check_samples(self, *, redone: bool = False) -> None:
         """Each step had the sequences of the undisturbed job, each once."""
-        expected = {note["step"]: sorted(note["rows"]) for note in self._undisturbed_steps()}
+        alone = [note for note in self.undisturbed() if note["what"] == "trained"]
+        expected = {note["step"]: sorted(note["rows"]) for note in alone}
         rounds: dict[tuple[int, int], list[list[int]]] = {}
         ranks: dict[tuple[int, int], set[int]] = {}
         sizes: dict[tuple[int, int], int] = {}
@@ -58,14 +50,3 @@ class TitanJob(TrainerJob):
         if not redone:
             steps = [step for _, step in whole]
             assert len(steps) == len(set(steps)), "steps that were done twice"
-
-    def _undisturbed_steps(self) -> list[dict[str, object]]:
-        self.undisturbed()
-        notes = self.read(self.folder / "undisturbed")
-        return [note for note in notes if note["what"] == "trained"]
-
-    def undisturbed(self, steps: int = 0) -> dict[str, Any]:
-        """The last note of the same script on one rank, which is run once."""
-        if self._whole is None:
-            self._whole = super().undisturbed(steps or self._steps)
-        return self._whole

@@ -13,17 +13,17 @@ from tests import processes, zygote
 from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT
 
 SCRIPT = Path(__file__).with_name("scripts") / "unadapted.py"
-NODES = ("--local-nodes", "2", "--min", "1", "--log-format", "json")
+TWO_NODES, ONE_NODE = "--local-nodes 2 --min 1", "--nproc-per-node 2"
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("lightning", {"trainer": "ElasticStrategy", "alone": "num_nodes="}),
-        ("accelerate", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
-        ("accelerate --cold", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
-        ("transformers", {"trainer": "ElasticTrainer"}),
-        ("none", {}),
+        (f"lightning {TWO_NODES}", {"trainer": "ElasticStrategy", "alone": "num_nodes="}),
+        (f"accelerate {TWO_NODES}", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
+        (f"accelerate {ONE_NODE} --cold", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
+        (f"transformers {ONE_NODE}", {"trainer": "ElasticTrainer"}),
+        (f"none {ONE_NODE}", {}),
     ],
 )
 def test_it_is_said_once_what_goes_wrong_and_what_mends_it(
@@ -31,7 +31,7 @@ def test_it_is_said_once_what_goes_wrong_and_what_mends_it(
 ) -> None:
     kind, *options = kind.split()
     done = zygote.run(
-        [*ELASTIC_RUN, *NODES, *options, str(SCRIPT), kind],
+        [*ELASTIC_RUN, *options, "--log-format", "json", str(SCRIPT), kind],
         cwd=tmp_path,
         env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TWO = ("--local-nodes", "2", "--min", "1", "--max-restarts", "100")
+# One node imports the trainer once: for jobs whose nodes nothing befalls.
+ONE_NODE = ("--nproc-per-node", "2", "--max-restarts", "100")
 SAMPLES, GLOBAL_BATCH, SEED = 203, 10, 7
 TOLERANCE = 1e-5
+
+# What a script notes on one rank, by all that it was told: many jobs are compared with the same.
+_undisturbed: dict[tuple[object, ...], list[dict[str, Any]]] = {}
 
 
 class TrainerJob(Job):
@@ -34,17 +39,17 @@ class TrainerJob(Job):
         self,
         folder: Path,
         *options: str,
-        kind: str,
-        seconds: float = 0.03,
+        kind: str = "usual",
+        seconds: float = 0.1,
         environ: dict[str, str] | None = None,
         steps: int = 0,
     ) -> None:
-        words = options or TWO
-        where = {**(environ or {}), "MAX_STEPS": str(steps)}
+        self._kind = kind
+        self._environ = {**(environ or {}), "MAX_STEPS": str(steps)}
+        words, where = options or TWO, self._environ
         super().__init__(
             folder, str(self.script), *words, kind=kind, seconds=seconds, environ=where
         )
-        self._kind, self._environ = kind, environ or {}
 
     def finish_exactly(self, tolerance: float = TOLERANCE) -> None:
         """Ends it, and compares it with the same job on one rank without faults.
@@ -52,32 +57,29 @@ class TrainerJob(Job):
         Args:
             tolerance: by how much a weight may differ.
         """
-        self.enough()
-        assert self.end() == 0, self.story()
+        self.end_well()
+        self.check_exactly(tolerance)
+
+    def check_exactly(self, tolerance: float = TOLERANCE) -> None:
+        """The same when it has ended, however."""
         self.check()
         self.check_samples()
-        self._compare(tolerance)
+        self.compare(self.said("ended"), tolerance)
 
-    def _compare(self, tolerance: float) -> None:
-        whole = self.undisturbed()
-        for end in self.said("ended"):
+    def compare(self, ends: list[dict[str, Any]], tolerance: float = TOLERANCE) -> None:
+        """Compares notes of its end with those of the same job on one rank without faults."""
+        whole = self.undisturbed()[-1]
+        for end in ends:
             assert end["step"] == whole["step"], f"it ended early, or late: {end['step']}"
-            self.compare(end, whole, tolerance)
-
-    def compare(
-        self, end: dict[str, Any], whole: dict[str, Any], tolerance: float = TOLERANCE
-    ) -> None:
-        """Compares the weights of two ends."""
-        for name, value in end["weights"].items():
-            apart = _distance(value, whole["weights"][name])
-            assert apart < tolerance, f"{name} differs by {apart}"
+            for name, value in end["weights"].items():
+                apart = _distance(value, whole["weights"][name])
+                assert apart < tolerance, f"{name} differs by {apart}"
 
     def finish_restarted(self) -> None:
-        """The same for a job that redoes steps, from its last checkpoint on."""
-        self.enough()
-        assert self.end() == 0, self.story()
+        """``finish_exactly`` for a job that redoes steps, from its last checkpoint on."""
+        self.end_well()
         self.check_samples(redone=True)
-        self._compare(TOLERANCE)
+        self.compare(self.said("ended"))
 
     def check_samples(self, *, redone: bool = False) -> None:
         """Each rank has trained on its share of the right batch, and each step was done once."""
@@ -108,24 +110,18 @@ class TrainerJob(Job):
         """What a rank of a world notes of each step, for each of many epochs."""
         raise NotImplementedError
 
-    def undisturbed(self, steps: int = 0) -> dict[str, Any]:
-        """The last note of the same script on one rank, without an agent.
-
-        Args:
-            steps: at most; 0: all.
-        """
-        own = self.folder / "undisturbed"
-        own.mkdir()
-        (own / "enough").touch()
+    def undisturbed(self) -> list[dict[str, Any]]:
+        """The notes of the same script on one rank, without an agent, up to its end."""
         kind = self.same_training.get(self._kind, self._kind)
-        where = {"MAX_STEPS": str(steps), "ELASTIC_MOST_WORKERS": "2", **self._environ}
-        run_alone(
-            self.script,
-            ["--folder", str(own), "--kind", kind],
-            {**os.environ, **ENVIRONMENT, **where},
-            own,
-        )
-        return [note for note in Job.read(own) if note["what"] == "ended"][-1]
+        told = (self.script, kind, *sorted(self._environ.items()))
+        if told not in _undisturbed:
+            own = self.folder / "undisturbed"
+            own.mkdir()
+            (own / "enough").touch()
+            where = {**os.environ, **ENVIRONMENT, "ELASTIC_MOST_WORKERS": "2", **self._environ}
+            run_alone(self.script, ["--folder", str(own), "--kind", kind], where, own)
+            _undisturbed[told] = Job.read(own)
+        return _undisturbed[told]
 
     def check_ends_of_epochs(self) -> None:
         """No epoch's end was left out, and no validation."""

@@ -6,9 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.integration.trainers.scenarios import interrupt_evaluations
+from tests.integration.trainers.trainer_job import ONE_NODE
 from tests.integration.transformers.hf_job import HuggingFaceJob
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def test_an_evaluation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
     (tmp_path / "slow-validation").touch()
-    with HuggingFaceJob(tmp_path, kind="usual", seconds=0.01) as job:
+    with HuggingFaceJob(tmp_path, *ONE_NODE, seconds=0.02) as job:
         interrupt_evaluations(job)
         for end in job.said("ended"):
             steps = [step for step, _ in end["logged"]]
@@ -39,18 +38,3 @@ def test_a_fault_right_after_an_evaluation(tmp_path: Path) -> None:
         job.finish_exactly(0.02)  # in bfloat16
         validated = {note["step"] for note in job.said("validated")}
         assert validated == {*range(7, job.said("ended")[0]["step"] + 1, 7)}
-
-
-@pytest.mark.parametrize("kind", ["usual", "classified", "causal"])
-def test_logs_do_not_depend_on_the_workers(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "enough").touch()
-    with HuggingFaceJob(tmp_path, kind=kind) as job:
-        assert job.end() == 0, job.story()
-        ended = job.said("ended")[0]
-    whole = job.undisturbed()
-    assert ended["size"] == 2
-    assert len(ended["logged"]) == len(whole["logged"]) > 90
-    for one, other in zip(ended["logged"], whole["logged"], strict=True):
-        assert one == pytest.approx(other, rel=1e-3)
-    # An evaluation's loss is a mean of batches, as the Trainer has it.
-    assert ended["evaluated"] == pytest.approx(whole["evaluated"], rel=0.1)

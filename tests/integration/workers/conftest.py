@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.workers.worker_harness import ScriptHarness
+from elastic_runtime.config import Entry
+from tests.integration.workers.worker_harness import ScriptHarness, WorkerHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.integration.workers.worker_harness import Begin
 
 ARGS = ("--lr", "0.1", "local=${local_rank}")
 
@@ -38,3 +43,17 @@ def harness(request: pytest.FixtureRequest) -> ScriptHarness:
     """Both kinds, one after the other."""
     found: ScriptHarness = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Makes workers of a test's own, of what they run or of a script; at its end none is left."""
+    with ExitStack() as stack:
+
+        def begun(*args: Any, **settings: Any) -> WorkerHarness:
+            kind = WorkerHarness if args and isinstance(args[0], Entry) else ScriptHarness
+            harness = kind(tmp_path, *args, **settings)
+            stack.callback(harness.close)
+            return harness
+
+        yield begun

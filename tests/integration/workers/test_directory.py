@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
-from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
+from tests.integration.workers.worker_harness import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.integration.workers.worker_harness import Begin
 
 SCRIPT = """
 import os, pathlib, shutil, sys
@@ -57,12 +59,12 @@ def test_a_script_that_went_with_it_is_named(tmp_path: Path) -> None:
 
 
 def test_the_next_fork_server_starts_there_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.chdir(place)
-    harness = ScriptHarness(tmp_path)
+    harness = begin()
     harness.ready()
     place.rmdir()
     os.kill(harness.server(), signal.SIGKILL)
@@ -72,4 +74,3 @@ def test_the_next_fork_server_starts_there_as_well(
     harness.write("print('there')")
     (ended,) = harness.run(0)
     assert ended.code == 0, harness.story()
-    harness.close()

@@ -12,11 +12,12 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited, Wo
 from elastic_runtime.agent.workers.roster import WorkerStarted
 from elastic_runtime.protocol.messages import ENV_DEATH
 from elastic_runtime.system import thread_death
-from tests.integration.workers.worker_harness import ScriptHarness
 from tests.processes import state, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.integration.workers.worker_harness import Begin, ScriptHarness
 
 
 HOLDS = """
@@ -120,9 +121,10 @@ def test_another_process_than_the_worker_is_not_believed(
 
 
 def test_a_server_that_stays_stopped_does_not_keep_the_next_worker_waiting(
+    begin: Begin,
     tmp_path: Path,
 ) -> None:
-    harness = ScriptHarness(tmp_path)
+    harness = begin()
     harness.ready()
     pid = _begun(harness, "time.sleep(1000)", tmp_path)
     os.kill(harness.server(), signal.SIGSTOP)
@@ -136,4 +138,3 @@ def test_a_server_that_stays_stopped_does_not_keep_the_next_worker_waiting(
         harness.workers.start_server()
     assert harness.started() != pid
     assert state(pid) == ""
-    harness.close()

@@ -17,11 +17,13 @@ import pytest
 from elastic_runtime.agent.lifecycle.lifecycle_types import ForkServerExited
 from elastic_runtime.config import COMMAND, Entry
 from elastic_runtime.system import threads
-from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness, WorkerHarness
-from tests.processes import MARKER, command, marked, parent, send, state, wait_for
+from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
+from tests.processes import MARKER, command, parent, send, state, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.integration.workers.worker_harness import Begin
 
 # Children of every kind: of a data loader, of a fork, and of programs.
 FAMILY = """
@@ -157,44 +159,29 @@ def test_an_interrupt_can_be_caught(harness: ScriptHarness) -> None:
     assert ended.code == 22
 
 
-def test_a_signal_goes_through_a_shell_to_who_handles_it(tmp_path: Path) -> None:
-    script = "(trap 'echo inner asked; exit 0' USR1; echo ready; sleep 1000 & wait); exit 5"
-    harness = WorkerHarness(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
+# Without a trap of its own the shell itself would have died of it.
+@pytest.mark.parametrize(("trap", "name"), [("", "USR1"), ("trap 'echo asked' TERM;", "TERM")])
+def test_a_command_gets_the_signal_with_all_its_group(begin: Begin, trap: str, name: str) -> None:
+    inner = f"trap 'echo inner asked; exit 0' {name}; echo ready; sleep 1000 & wait"
+    harness = begin(Entry(COMMAND, "bash", ("-c", f"{trap} ({inner}); exit 5")))
     harness.start()
     harness.prints("ready")
-    harness.workers.stop(PATIENCE, signum=signal.SIGUSR1)
+    harness.workers.stop(PATIENCE, signum=signal.Signals[f"SIG{name}"])
     (ended,) = harness.exited()
     harness.prints("inner asked")
-    assert ended.code == 5  # the shell itself would have died of it
-    harness.close()
+    assert ended.code == 5
 
 
-def test_what_has_escaped_neither_delays_a_report_nor_survives_the_end(tmp_path: Path) -> None:
-    harness = WorkerHarness(
-        tmp_path, Entry(COMMAND, "bash", ("-c", "setsid sleep 1000 & echo away"))
-    )
+def test_what_has_escaped_neither_delays_a_report_nor_survives_the_end(begin: Begin) -> None:
+    harness = begin(Entry(COMMAND, "bash", ("-c", "setsid sleep 1000 & echo away")))
     harness.start()
     (ended,) = harness.exited()  # though the escaped one holds the pipe
     harness.prints("away")
     assert ended.code == 0
-    harness.close()  # finds nothing left
 
 
-def test_a_command_gets_the_signal_with_all_its_group(tmp_path: Path) -> None:
-    script = "trap 'echo shell asked' TERM; (trap 'echo inner asked; exit 0' TERM; echo ready;"
-    script += " sleep 1000 & wait); exit 5"
-    harness = WorkerHarness(tmp_path, Entry(COMMAND, "bash", ("-c", script)))
-    harness.start()
-    harness.prints("ready")
-    harness.workers.stop(PATIENCE)
-    (ended,) = harness.exited()
-    harness.prints("inner asked")
-    assert ended.code == 5
-    harness.close()
-
-
-def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
-    harness = ScriptHarness(tmp_path)
+def test_the_server_dies_and_another_takes_its_place(begin: Begin) -> None:
+    harness = begin()
     harness.ready()
     begun(harness, FAMILY, "all there")
     os.kill(harness.server(), signal.SIGKILL)
@@ -210,15 +197,14 @@ def test_the_server_dies_and_another_takes_its_place(tmp_path: Path) -> None:
     (ended,) = harness.exited()
     assert ended.code == 0
     harness.prints("second life")
-    harness.close()
 
 
 def test_a_server_that_is_stopped_holds_no_end_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was the only one to know that its workers had ended, and nothing ended it."""
     monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes.WORKERS_END_TIMEOUT", 0.5)
-    harness = ScriptHarness(tmp_path)
+    harness = begin()
     harness.ready()
     begun(harness, FAMILY, "all there")
     os.kill(harness.server(), signal.SIGSTOP)
@@ -227,7 +213,6 @@ def test_a_server_that_is_stopped_holds_no_end_back(
     assert (ended.code, ended.with_server) == (-signal.SIGKILL, True)
     assert harness.wait(ForkServerExited).why == "signal 9"
     wait_for(lambda: not harness.all(), 20, "the end of everything", harness.story)
-    harness.close()
 
 
 def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
@@ -251,9 +236,9 @@ def test_nothing_is_left_when_the_thread_that_looks_after_workers_crashes(
 
 
 def test_a_server_may_die_just_as_another_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = ScriptHarness(tmp_path, cold=True)
+    harness = begin(cold=True)
     harness.ready()
     before = harness.workers._server
     assert before is not None
@@ -270,16 +255,15 @@ def test_a_server_may_die_just_as_another_takes_its_place(
     harness.write("print('the next one')")
     (ended,) = harness.run(0)
     assert ended.code == 0
-    harness.close()
 
 
 def test_workers_are_seen_dead_where_they_have_no_handles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none(pid: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    harness = ScriptHarness(tmp_path, cold=True)
+    harness = begin(cold=True)
     harness.ready()
     begun(harness, STUBBORN, "in place")
     monkeypatch.setattr(os, "pidfd_open", none)
@@ -287,29 +271,25 @@ def test_workers_are_seen_dead_where_they_have_no_handles(
     (ended,) = harness.exited()
     assert ended.with_server
     assert harness.wait(ForkServerExited)
-    harness.close()
 
 
-def test_a_server_that_cannot_start_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_cannot_start_says_why(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "elastic_runtime.agent.workers.fork_server.BOOTSTRAP", "raise OSError('no luck')"
     )
-    harness = ScriptHarness(tmp_path)
+    harness = begin()
     assert harness.wait(ForkServerExited).why == "exit code 1: OSError: no luck"
-    harness.close()
 
 
 def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly = tmp_path / "library" / "deadly.py"
     deadly.parent.mkdir()
     deadly.write_text("import os; os.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(deadly.parent))
     monkeypatch.setattr("elastic_runtime.agent.workers.worker_processes.MAX_IMPORT_DEATHS", 2)
-    harness = ScriptHarness(tmp_path, preload=("deadly",))
+    harness = begin(preload=("deadly",))
     for _ in range(2):
         assert harness.wait(ForkServerExited).why.startswith("signal 6")
         harness.workers.start_server()
@@ -324,7 +304,6 @@ def test_a_server_that_dies_of_its_imports_each_time_is_followed_by_one_without(
     assert harness.ready().why_cold == ""
     (ended,) = harness.exited()
     assert ended.code == 0
-    harness.close()
 
 
 def test_workers_and_their_forks_follow_a_dead_server_by_themselves(tmp_path: Path) -> None:
@@ -431,8 +410,3 @@ def descendants(pid: int) -> list[int]:
 
 def alive(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
-
-
-def test_marks_are_seen(warm: ScriptHarness) -> None:
-    # The other tests prove nothing if their way of looking finds nothing.
-    assert marked(warm.mark) == [warm.server()]

@@ -10,16 +10,17 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from elastic_runtime.config import COMMAND, FUNCTION, MODULE, SCRIPT, Entry, Output
-from elastic_runtime.errors import UsageError
-from tests.integration.workers.worker_harness import WorkerHarness
-from tests.processes import PROGRAM_TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.integration.workers.worker_harness import Begin
+
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
-def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_module_of_a_package(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     package = tmp_path / "training" / "digits"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("")
@@ -34,7 +35,7 @@ def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     )
     monkeypatch.chdir(tmp_path)
     entry = Entry(MODULE, "training.digits", ("--lr", "1"))
-    harness = WorkerHarness(tmp_path, entry, cold=kind == "cold", preload=("there.is.none", "wave"))
+    harness = begin(entry, cold=kind == "cold", preload=("there.is.none", "wave"))
     ready = harness.ready()
     assert not ready.why_cold
     if kind == "warm":
@@ -49,62 +50,56 @@ def test_module_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     )
     assert ended.code == 1
     assert "worker_main.py" not in harness.stderr.read_text()
-    harness.close()
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
-    harness = WorkerHarness(tmp_path, Entry(MODULE, "there.is.none"), cold=True)
+def test_a_module_that_is_not_there(begin: Begin) -> None:
+    harness = begin(Entry(MODULE, "there.is.none"), cold=True)
     (ended,) = harness.run(0)
     assert ended.code == 1
     assert "No module named" in harness.stderr.read_text()
-    harness.close()
 
 
-def test_a_neighbour_that_is_named_like_a_loaded_module_is_found(tmp_path: Path) -> None:
+def test_a_neighbour_that_is_named_like_a_loaded_module_is_found(
+    begin: Begin, tmp_path: Path
+) -> None:
     (tmp_path / "wave.py").write_text("name = 'the wave beside the script'\n")
     script = tmp_path / "script.py"
     script.write_text("import wave; print(wave.name)\n")
-    harness = WorkerHarness(tmp_path, Entry(SCRIPT, str(script)), preload=("wave",))
+    harness = begin(Entry(SCRIPT, str(script)), preload=("wave",))
     assert harness.ready().why_cold.startswith(f"{tmp_path / 'wave.py'} has the name of a module")
     (ended,) = harness.run(0)
     assert ended.code == 0, harness.story()
     harness.prints("the wave beside the script")
-    harness.close()
 
 
-def test_command(tmp_path: Path) -> None:
+def test_command(begin: Begin) -> None:
     script = 'echo "rank $RANK of $0"; cat; exit 4'
-    harness = WorkerHarness(
-        tmp_path, Entry(COMMAND, "bash", ("-c", script, "x${local_rank}")), workers=2
-    )
+    harness = begin(Entry(COMMAND, "bash", ("-c", script, "x${local_rank}")), workers=2)
     assert [ended.code for ended in harness.run()] == [4, 4]
     harness.prints("[default0]:rank 0 of x0\n")
     harness.prints("[default1]:rank 1 of x1\n")
-    harness.close()
 
 
-def test_a_command_that_is_not_there(tmp_path: Path) -> None:
-    harness = WorkerHarness(tmp_path, Entry(COMMAND, "there-is-no-such-program"))
+def test_a_command_that_is_not_there(begin: Begin) -> None:
+    harness = begin(Entry(COMMAND, "there-is-no-such-program"))
     (spec,) = harness.start(0)
     (ended,) = harness.exited()
     assert (ended.code, ended.pid) == (127, 0)
     failure = ProcessFailure(0, 0, ended.code, spec.worker_dir.error_file)
     assert "there-is-no-such-program cannot be started" in failure.message["message"]
-    harness.close()
 
 
-def test_another_interpreter(tmp_path: Path) -> None:
+def test_another_interpreter(begin: Begin, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.stdout.write_through, sys.argv[1:])\n")
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\necho "wrapped"\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    harness = WorkerHarness(tmp_path, Entry(SCRIPT, str(script), ("a",), python=str(wrapper)))
+    harness = begin(Entry(SCRIPT, str(script), ("a",), python=str(wrapper)))
     (ended,) = harness.run(0)
     assert ended.code == 0
     harness.prints("wrapped")
     harness.prints("True ['a']")
-    harness.close()
 
 
 def describe(prefix: str, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -118,21 +113,20 @@ def describe(prefix: str, numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_function(tmp_path: Path, cold: bool) -> None:
+def test_function(begin: Begin, cold: bool) -> None:
     entry = Entry(FUNCTION, "describe", ("p", {"values": range(10)}), function=describe)
-    harness = WorkerHarness(tmp_path, entry, workers=2, cold=cold)
+    harness = begin(entry, workers=2, cold=cold)
     for _ in range(2):  # the same payload serves every start
         assert [ended.code for ended in harness.run()] == [0, 0], harness.story()
         for rank in (0, 1):
             value = harness.workers.return_value(rank)
             assert value == {"rank": rank, "main": __name__, "sum": 45}
     harness.prints("[default1]:called p")
-    harness.close()
 
 
-def test_a_function_that_fails(tmp_path: Path) -> None:
+def test_a_function_that_fails(begin: Begin) -> None:
     entry = Entry(FUNCTION, "describe", ("fail", {}), function=describe)
-    harness = WorkerHarness(tmp_path, entry, cold=True)
+    harness = begin(entry, cold=True)
     (spec,) = harness.start(0)
     (ended,) = harness.exited()
     assert ended.code == 1
@@ -140,54 +134,9 @@ def test_a_function_that_fails(tmp_path: Path) -> None:
     failure = ProcessFailure(0, 0, ended.code, spec.worker_dir.error_file)
     assert failure.message["message"] == "ValueError: as asked"
     assert "worker_main.py" not in harness.stderr.read_text()
-    harness.close()
 
 
-def test_a_function_that_cannot_be_sent(tmp_path: Path) -> None:
-    harness = WorkerHarness(tmp_path, Entry(FUNCTION, "lambda", (), function=lambda: 1), cold=True)
-    with pytest.raises(UsageError, match="top level of a module"):
-        harness.start(0)
-    harness.close()
-
-
-LAUNCHER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {repository!r})
-from elastic_runtime.config import FUNCTION, Entry
-from tests.integration.workers.worker_harness import WorkerHarness
-
-class Answer:
-    def __init__(self, value): self.value = value
-
-def answer(question):
-    return Answer(question.value * 2)
-
-if __name__ == "__main__":
-    entry = Entry(FUNCTION, "answer", (Answer(21),), function=answer)
-    harness = WorkerHarness(Path(sys.argv[1]), entry, cold=True)
-    (ended,) = harness.run(0)
-    print(ended.code, harness.workers.return_value(0).value)
-    harness.close()
-"""
-
-
-def test_a_function_of_the_launching_script(tmp_path: Path) -> None:
-    import subprocess
-    from pathlib import Path
-
-    script = tmp_path / "launcher.py"
-    script.write_text(LAUNCHER.format(repository=str(Path(__file__).parents[3])))
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_TIMEOUT,
-    )
-    assert (done.stdout, done.returncode) == ("0 42\n", 0), done.stderr
-
-
-def test_where_output_goes(tmp_path: Path) -> None:
+def test_where_output_goes(begin: Begin, tmp_path: Path) -> None:
     script = "echo out $RANK; echo err $RANK >&2; echo 'loss 1'"
     output = Output(
         log_dir=str(tmp_path / "logs"),
@@ -198,7 +147,7 @@ def test_where_output_goes(tmp_path: Path) -> None:
         prefix="<${role_name} ${local_rank}/${rank}> ",
     )
     entry = Entry(COMMAND, "bash", ("-c", script))
-    harness = WorkerHarness(tmp_path, entry, workers=3, output=output, node_name="n", run_id="a/b")
+    harness = begin(entry, workers=3, output=output, node_name="n", run_id="a/b")
     assert [ended.code for ended in harness.run()] == [0, 0, 0]
     logs = tmp_path / "logs" / "a_b" / "round-1" / "n"
     harness.prints("<default 1/1> out 1\n<default 1/1> loss 1\n")
@@ -213,16 +162,12 @@ def test_where_output_goes(tmp_path: Path) -> None:
     chosen = (logs / "filtered_stdout.log").read_text().splitlines()
     assert sorted(chosen) == ["<default 0/0> loss 1", "<default 1/1> loss 1"]
     assert not list((logs / "rank-2").iterdir())
-    harness.close()
 
 
-def test_a_log_is_complete_when_the_end_is_reported(tmp_path: Path) -> None:
+def test_a_log_is_complete_when_the_end_is_reported(begin: Begin) -> None:
     burst = "import os; os.write(1, b'x' * 60_000); os._exit(0)"
-    harness = WorkerHarness(
-        tmp_path, Entry(COMMAND, sys.executable, ("-c", burst)), output=Output(tee={-1: 3})
-    )
+    harness = begin(Entry(COMMAND, sys.executable, ("-c", burst)), output=Output(tee={-1: 3}))
     for _ in range(5):
         (spec,) = harness.start(0)
         harness.exited()
         assert os.path.getsize(spec.worker_dir.log("stdout")) == 60_000
-    harness.close()

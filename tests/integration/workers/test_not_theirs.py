@@ -9,10 +9,11 @@ import pytest
 
 from elastic_runtime.config import COMMAND, Entry
 from tests import processes
-from tests.integration.workers.worker_harness import ScriptHarness, WorkerHarness
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.integration.workers.worker_harness import Begin
 
 SIGNALS = ("SIGTERM", "SIGUSR1")
 
@@ -33,36 +34,32 @@ until [ -e {go} ]; do sleep 0.02; done
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_workers_their_children_and_their_server_outlive_them(tmp_path: Path, cold: bool) -> None:
-    harness = ScriptHarness(tmp_path, cold=cold, signals=SIGNALS)
-    try:
-        processes.send(harness.all(), signal.SIGUSR1)  # it imports, or is about to
-        harness.ready()
-        go = tmp_path / "go"
-        harness.write(_WORKER.format(go=str(go)))
-        harness.start(0)
-        harness.prints("in place")
-        processes.send(harness.all(), signal.SIGUSR1)
-        go.touch()
-        assert [ended.code for ended in harness.exited()] == [0], harness.story()
-        harness.prints("all alive")
-    finally:
-        harness.close()
+def test_workers_their_children_and_their_server_outlive_them(
+    begin: Begin, tmp_path: Path, cold: bool
+) -> None:
+    harness = begin(cold=cold, signals=SIGNALS)
+    processes.send(harness.all(), signal.SIGUSR1)  # it imports, or is about to
+    harness.ready()
+    go = tmp_path / "go"
+    harness.write(_WORKER.format(go=str(go)))
+    harness.start(0)
+    harness.prints("in place")
+    processes.send(harness.all(), signal.SIGUSR1)
+    go.touch()
+    assert [ended.code for ended in harness.exited()] == [0], harness.story()
+    harness.prints("all alive")
 
 
-def test_a_shell_may_handle_them(tmp_path: Path) -> None:
+def test_a_shell_may_handle_them(begin: Begin, tmp_path: Path) -> None:
     go = tmp_path / "go"
     entry = Entry(COMMAND, "bash", ("-c", _SHELL.format(go=go)))
-    harness = WorkerHarness(tmp_path, entry, signals=SIGNALS)
-    try:
-        harness.ready()
-        harness.start(0)
-        harness.prints("in place")
-        shells = [pid for pid in harness.all() if pid != harness.server()]
-        processes.send([*shells, harness.server()], signal.SIGUSR1)
-        harness.prints("asked")
-        go.touch()
-        harness.exited()
-        assert harness.server() in harness.all()
-    finally:
-        harness.close()
+    harness = begin(entry, signals=SIGNALS)
+    harness.ready()
+    harness.start(0)
+    harness.prints("in place")
+    shells = [pid for pid in harness.all() if pid != harness.server()]
+    processes.send([*shells, harness.server()], signal.SIGUSR1)
+    harness.prints("asked")
+    go.touch()
+    harness.exited()
+    assert harness.server() in harness.all()

@@ -18,11 +18,13 @@ from elastic_runtime.agent.workers.roster import WorkerStarted
 from elastic_runtime.events.worker_events import ForkServerWaits, WorkerWaits
 from tests.integration.in_place.job import Job
 from tests.integration.workers.crowding import Crowd
-from tests.integration.workers.worker_harness import PATIENCE, ScriptHarness
+from tests.integration.workers.worker_harness import PATIENCE
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.integration.workers.worker_harness import Begin
 
 
 @pytest.fixture
@@ -34,10 +36,8 @@ def crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crowd:
 
 
 @pytest.mark.parametrize("cold", [False, True])
-def test_a_start_is_tried_again_until_there_is_room(
-    tmp_path: Path, crowd: Crowd, cold: bool
-) -> None:
-    harness = ScriptHarness(tmp_path, cold=cold)
+def test_a_start_is_tried_again_until_there_is_room(begin: Begin, crowd: Crowd, cold: bool) -> None:
+    harness = begin(cold=cold)
     harness.ready()
     harness.write("print('there is room')")
     crowd.come()
@@ -47,14 +47,13 @@ def test_a_start_is_tried_again_until_there_is_room(
     (ended,) = harness.exited()
     assert (ended.code, ended.refused) == (0, "")
     harness.prints("there is room")
-    harness.close()
 
 
 def test_after_long_enough_the_cause_and_the_remedy_are_told(
-    tmp_path: Path, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.START_RETRY_TIMEOUT", 0.0)
-    harness = ScriptHarness(tmp_path, cold=True)
+    harness = begin(cold=True)
     harness.ready()
     crowd.come()
     (spec,) = harness.start(0)
@@ -63,12 +62,11 @@ def test_after_long_enough_the_cause_and_the_remedy_are_told(
     assert "pids.max" in ended.refused
     with open(spec.worker_dir.error_file) as file:
         assert ended.refused in json.load(file)["message"]["message"]
-    harness.close()
 
 
 @pytest.mark.parametrize("grace", [0.0, PATIENCE])
-def test_who_waits_for_room_can_be_stopped(tmp_path: Path, crowd: Crowd, grace: float) -> None:
-    harness = ScriptHarness(tmp_path, cold=True)
+def test_who_waits_for_room_can_be_stopped(begin: Begin, crowd: Crowd, grace: float) -> None:
+    harness = begin(cold=True)
     harness.ready()
     crowd.come()
     harness.start(0)
@@ -81,11 +79,10 @@ def test_who_waits_for_room_can_be_stopped(tmp_path: Path, crowd: Crowd, grace: 
     (ended,) = harness.run(0)
     assert ended.code == 0
     assert sum(isinstance(event, WorkerStarted) for event in harness.heard) == 1
-    harness.close()
 
 
 def test_a_fork_server_is_tried_again_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, refusals = fork_client.start, iter(range(3))
 
@@ -95,29 +92,27 @@ def test_a_fork_server_is_tried_again_as_well(
         return start(*args, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fork_client, "start", crowded)
-    harness = ScriptHarness(tmp_path, cold=True)
+    harness = begin(cold=True)
     harness.wait(ForkServerWaits)
     monkeypatch.setenv("ELASTIC_TEST_MARK", harness.mark)  # the next one is another thread's
     harness.ready()
     harness.write("print('there is room')")
     (ended,) = harness.run(0)
     assert ended.code == 0
-    harness.close()
 
 
 def test_a_fork_server_for_which_there_is_never_room_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crowded(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(fork_client, "start", crowded)
     monkeypatch.setattr("elastic_runtime.agent.workers.start_retry.START_RETRY_TIMEOUT", 0.0)
-    harness = ScriptHarness(tmp_path, cold=True)
+    harness = begin(cold=True)
     died = harness.wait(ForkServerExited)
     assert died.refused
     assert "memory.max" in died.why
-    harness.close()
 
 
 SCRIPT = """

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_runtime.config import COMMAND, Entry
-from tests.integration.workers.worker_harness import ScriptHarness, WorkerHarness
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.integration.workers.worker_harness import Begin, ScriptHarness
 
 PATIENCE = 60.0
 READS_A_LINE = """
@@ -62,13 +63,12 @@ def test_the_first_worker_reads_and_the_next_one_reads_on(harness: ScriptHarness
     harness.prints(r"['three', 'four\n']")
 
 
-def test_a_program_reads_as_well(tmp_path: Path) -> None:
-    harness = WorkerHarness(tmp_path, Entry(COMMAND, "cat"))
+def test_a_program_reads_as_well(begin: Begin) -> None:
+    harness = begin(Entry(COMMAND, "cat"))
     harness.stdin.write_text("for the cat\n")
     (ended,) = harness.run()
     assert ended.code == 0
     harness.prints("for the cat")
-    harness.close()
 
 
 @pytest.mark.parametrize("place", ["foreground", "background"])

@@ -15,11 +15,37 @@ if TYPE_CHECKING:
     from tests.integration.workers.worker_harness import ScriptHarness
 
 
-def test_torch_is_there_already(warm: ScriptHarness) -> None:
-    warm.write("import sys; print([n in sys.modules for n in ('torch._dynamo', 'numpy', 'grpc')])")
-    (ended,) = warm.run(0)
-    assert ended.code == 0, warm.story()
-    warm.prints("[True, True, False]")
+LIBRARIES = """
+import multiprocessing, random, sys
+print([name in sys.modules for name in ("torch._dynamo", "numpy", "grpc")])
+import numpy, torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+def child(index, text): print(text, index, __name__)
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    print("torch", float((torch.ones(512, 512) @ torch.ones(512, 512)).sum()))
+    print("numpy", float((numpy.ones((512, 512)) @ numpy.ones((512, 512))).sum()))
+    print([batch.tolist() for batch in DataLoader(range(8), 2, num_workers=2)])
+    mp.spawn(child, args=("child",), nprocs=1)
+    key = multiprocessing.current_process().authkey.hex()
+    print("drawn", numpy.random.rand(), random.random(), key)
+"""
+
+
+def test_libraries_are_there_already_and_work_and_draw_other_numbers(warm: ScriptHarness) -> None:
+    warm.write(LIBRARIES)
+    assert [ended.code for ended in warm.run()] == [0, 0], warm.story()
+    total = 512.0**3
+    lines = ["[True, True, False]", f"torch {total}", f"numpy {total}", "child 0 __mp_main__"]
+    for rank in (0, 1):
+        for line in (*lines, "[[0, 1], [2, 3], [4, 5], [6, 7]]", "drawn"):
+            warm.prints(f"[default{rank}]:{line}")
+    shown = warm.stdout.read_text().splitlines()
+    first, second = (line.split()[1:] for line in shown if ":drawn" in line)
+    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 def test_it_is_listed_as_what_it_runs(warm: ScriptHarness) -> None:
@@ -30,57 +56,6 @@ def test_it_is_listed_as_what_it_runs(warm: ScriptHarness) -> None:
     assert command(pid) == f"{sys.executable} -u {warm.script} --lr 0.1 local=0"
     warm.workers.kill()
     warm.exited()
-
-
-def test_parallel_operations(warm: ScriptHarness) -> None:
-    warm.write(
-        "import numpy, torch\n"
-        "torch.set_num_threads(2)\n"
-        "print('torch', float((torch.ones(512, 512) @ torch.ones(512, 512)).sum()))\n"
-        "print('numpy', float((numpy.ones((512, 512)) @ numpy.ones((512, 512))).sum()))\n"
-    )
-    assert [ended.code for ended in warm.run()] == [0, 0], warm.story()
-    for line in ("torch", "numpy"):
-        for rank in (0, 1):
-            warm.prints(f"[default{rank}]:{line} {512.0**3}")
-
-
-def test_data_loader(warm: ScriptHarness) -> None:
-    warm.write(
-        "from torch.utils.data import DataLoader\n"
-        "if __name__ == '__main__':\n"
-        "    loader = DataLoader(range(8), 2, num_workers=2)\n"
-        "    print([batch.tolist() for batch in loader])\n"
-    )
-    (ended,) = warm.run(0)
-    assert ended.code == 0, warm.story()
-    warm.prints("[[0, 1], [2, 3], [4, 5], [6, 7]]")
-
-
-def test_spawn_inside_a_worker(warm: ScriptHarness) -> None:
-    warm.write(
-        "import torch.multiprocessing as mp\n"
-        "def child(index, text): print(text, index, __name__)\n"
-        "if __name__ == '__main__':\n"
-        "    mp.spawn(child, args=('child',), nprocs=1)\n"
-    )
-    (ended,) = warm.run(0)
-    assert ended.code == 0, warm.story()
-    warm.prints("child 0 __mp_main__")
-
-
-def test_random_numbers_differ(warm: ScriptHarness) -> None:
-    warm.write(
-        "import multiprocessing, random, numpy\n"
-        "print('drawn', numpy.random.rand(), random.random(),"
-        " multiprocessing.current_process().authkey.hex())\n"
-    )
-    assert [ended.code for ended in [*warm.run()]] == [0, 0], warm.story()
-    warm.prints("[default0]:drawn")
-    warm.prints("[default1]:drawn")
-    drawn = [line.split()[1:] for line in warm.stdout.read_text().splitlines()]
-    first, second = drawn
-    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 def test_environment_is_the_workers_own(

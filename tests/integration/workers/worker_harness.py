@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 PATIENCE = 60.0
 
 _E = TypeVar("_E", bound=WorkerEvent)
+# The fixture that makes workers of a test's own.
+Begin = Callable[..., Any]
 
 
 class WorkerHarness:

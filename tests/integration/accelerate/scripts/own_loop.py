@@ -6,41 +6,26 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import elastic_runtime as elastic
 from elastic_runtime.accelerate import fresh_accelerator
 from elastic_runtime.worker.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "in_place" / "scripts"))
+sys.path.insert(1, str(Path(__file__).parents[2] / "trainers" / "scripts"))
 from noting import Notes, options
+from points import EPOCHS, FEATURES, Points
 
-FEATURES = 6
-SAMPLES = 203  # the last batch of an epoch is a smaller one
 BATCH, MICRO_BATCH = 10, 4
-EPOCHS = int(os.environ.get("EPOCHS") or 24)
 EVALUATED = 31
-
-
-class Points(Dataset[tuple[Any, Any, int]]):
-    """A smooth function of some numbers, with the index of each sample."""
-
-    def __init__(self) -> None:
-        made = torch.Generator().manual_seed(3)
-        self._inputs = torch.randn(SAMPLES, FEATURES, generator=made)
-        self._targets = torch.sin(self._inputs.sum(1))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[Any, Any, int]:
-        return self._inputs[index], self._targets[index], index
 
 
 class Learning:
@@ -166,11 +151,7 @@ def train_from_checkpoints(learning: Learning) -> None:
     """As long as all are there; then all workers start again."""
     notes, sampler = learning.notes, learning.sampler
     world = World.of_environment(os.environ)
-    world = World(
-        *(world.rank, world.size, world.local_rank, world.local_size),
-        *(world.node_rank, world.nodes),
-        round=elastic_round(),
-    )
+    world = replace(world, round=int(os.environ.get("ELASTIC_ROUND") or 0))
     ckpt = elastic.Checkpointer("saved", learning.parts, every="10 steps")
     ckpt.resume()
     while sampler.epoch < EPOCHS:
@@ -183,11 +164,6 @@ def train_from_checkpoints(learning: Learning) -> None:
     ckpt.close()
     end(learning, world, ckpt.steps, learning.evaluate(world, ckpt.steps))
     learning.accelerator.end_training()
-
-
-def elastic_round() -> int:
-    """The round that the agent has started this worker for."""
-    return int(os.environ.get("ELASTIC_ROUND", "0"))
 
 
 def end(learning: Learning, world: World, step: int, error: float) -> None:

@@ -1,4 +1,4 @@
-"""Each misuse that one process can show; notes what it is told, or ends with it (``--kind``)."""
+"""Misuses: notes what each that one process can show is told, or ends with that of ``--kind``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ARGS = options()
 NOTES = Notes(ARGS.folder)
 MODEL = nn.Linear(2, 2)
+OPTIM = torch.optim.SGD(MODEL.parameters(), lr=0.1)  # imports for seconds, once for all
 STATE = elastic.State(model=MODEL)
 
 
@@ -48,7 +49,7 @@ def counts_with_an_object() -> None:
 
 
 def optimizes_what_is_not_given() -> None:
-    elastic.State(optim=torch.optim.SGD(MODEL.parameters(), lr=0.1))
+    elastic.State(optim=OPTIM)
 
 
 def connects_before() -> None:
@@ -185,19 +186,57 @@ def decorates_only() -> None:
         NOTES.say("step", world)
 
 
-def tell(misuse: Callable[[], None]) -> None:
-    try:
-        misuse()
-    except ElasticError as error:
-        NOTES.say(misuse.__name__, error=type(error).__name__, text=str(error))
+def fail_with_words_of_gloo() -> None:
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        raise RuntimeError("my data server data01:9000: Connection refused")
+
+    elastic.run(STATE)(train)
+
+
+def fail_while_a_reset_is_handled() -> None:
+    def train(world: elastic.World) -> None:
+        STATE.commit()
+        try:
+            raise ConnectionResetError(104, "Connection reset by peer")  # one of its own
+        except ConnectionResetError:
+            _ = {}["batch_size"]
+
+    elastic.run(STATE)(train)
+
+
+ALONE = (
+    commits_outside,
+    holds_what_cannot_be_saved,
+    counts_with_an_object,
+    optimizes_what_is_not_given,
+    connects_before,
+    runs_twice,
+    saves_a_part,
+    counts_as_well,
+    saves_beside,
+    saves_after,
+    connects_inside,
+    calls_what_has_run,
+    calls_as_with_horovod,
+)
+
+
+def tell(what: Callable[[], None]) -> None:
+    """Notes how it ends, in a process of its own."""
+    if os.fork() == 0:
+        kind = text = ""
+        try:
+            what()
+        except ElasticError as error:
+            kind, text = type(error).__name__, str(error)
+        NOTES.say(what.__name__, error=kind, text=text)
+        os._exit(0)
+    os.wait()
 
 
 if ARGS.kind:
     globals()[ARGS.kind]()
 else:
-    tell(commits_outside)
-    tell(holds_what_cannot_be_saved)
-    tell(counts_with_an_object)
-    tell(optimizes_what_is_not_given)
-    tell(connects_before)
-    tell(runs_twice)
+    for what in ALONE:
+        tell(what)

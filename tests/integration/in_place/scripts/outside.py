@@ -1,7 +1,7 @@
-"""Changes outside of an optimizer, and a fault that finds them: what they count must stay alike.
+"""Steps with more than one optimizer's step in them, and a fault in the midst of one.
 
 Each step raises a weight by one, by an optimizer or by hand, so that it tells how often a step
-was applied. ``--kind`` says what else there is, and the last rank dies in the collective after it.
+was applied. ``--kind`` says what else there is, and where the last rank dies: in a collective.
 """
 
 from __future__ import annotations
@@ -36,18 +36,25 @@ class Average(nn.Module):
 
 def main() -> None:
     args = options()
-    notes = Notes(args.folder)
+    kind, notes = args.kind, Notes(args.folder)
     model = nn.ParameterDict({"weight": torch.zeros(())})
     weight = model["weight"]
     parts: dict[str, object] = {"model": model}
-    if args.kind != "manual":
+    if kind != "manual":
         optim = torch.optim.SGD(model.parameters(), lr=1.0)
         schedule = torch.optim.lr_scheduler.ConstantLR(optim, factor=1.0)
         average = Average()
         parts |= {"optim": optim, "schedule": schedule, "average": average}
-    state = elastic.State(**parts)
+    if kind == "scaled":
+        scaler = torch.amp.GradScaler("cpu", enabled=True)
+        parts["scaler"] = scaler
+    other = nn.ParameterDict({"weight": torch.zeros(())})
+    second = torch.optim.SGD(other.parameters(), lr=1.0)
+    if kind.startswith("two"):
+        parts |= {"other": other, "second": second}
+    state = elastic.State(shadow=kind == "two, with a shadow", **parts)
     saver = None
-    if args.kind == "late":
+    if kind in ("late", "two, saved"):
         saver = elastic.Checkpointer(os.path.join(args.folder, "saved"), state.parts, every=10)
 
     def collective(world: elastic.World, *, fatal: bool) -> None:
@@ -57,31 +64,50 @@ def main() -> None:
         dist.all_reduce(torch.ones(1))
 
     def by_hand(world: elastic.World) -> None:
-        collective(world, fatal=False)
         with torch.no_grad():
             weight.add_(1)
         collective(world, fatal=True)
-        state.commit()
+
+    def by_a_scaler(world: elastic.World) -> None:
+        scaler.scale(-weight).backward()
+        scaler.unscale_(optim)
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        collective(world, fatal=True)
+        scaler.step(optim)
+        scaler.update()
+        optim.zero_grad()
+
+    def by_two(world: elastic.World) -> None:
+        for optimizer, held in ((optim, weight), (second, other["weight"])):
+            held.grad = torch.full((), -1.0)
+            # It dies when the others have begun a step that they cannot end.
+            collective(world, fatal=optimizer is second)
+            optimizer.step()
 
     def by_optimizer(world: elastic.World) -> None:
-        collective(world, fatal=args.kind == "average")
         # Experts: each rank has gradients of its own, which nobody averages.
-        weight.grad = torch.full((), -1.0 - (world.rank if args.kind == "experts" else 0))
+        weight.grad = torch.full((), -1.0 - (world.rank if kind == "experts" else 0))
         optim.step()
-        if args.kind != "average":
+        if kind != "average":
             collective(world, fatal=True)
-        if args.kind == "late":
+        if kind == "late":
             schedule.step()
-        state.commit()
-        if args.kind == "average":
-            average.update()
 
     def train(world: elastic.World) -> None:
+        step = {"manual": by_hand, "scaled": by_a_scaler}.get(kind, by_optimizer)
+        if kind.startswith("two"):
+            step = by_two
         notes.say("began", world, step=state.step)
         while not notes.enough():
-            (by_hand if args.kind == "manual" else by_optimizer)(world)
-            applied = {"weight": weight.item()}
-            if args.kind != "manual":
+            collective(world, fatal=kind == "average")
+            step(world)
+            state.commit()
+            if kind == "average":
+                average.update()
+            applied = {"weight": weight.item(), "other": other["weight"].item()}
+            if kind == "scaled":
+                applied["scale"] = scaler.get_scale()
+            if kind != "manual":
                 applied |= {"times": average.times.item(), "total": average.total.item()}
                 applied |= {"scheduled": schedule.last_epoch}
             notes.say("step", world, step=state.step, **applied)

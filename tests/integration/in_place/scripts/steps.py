@@ -29,6 +29,18 @@ class Sampler(elastic.ElasticBatchSampler):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+class Forgetful(nn.Module):
+    """Tells its count, and takes none."""
+
+    count = 0
+
+    def get_extra_state(self) -> int:
+        return self.count
+
+    def set_extra_state(self, given: int) -> None:
+        pass
+
+
 def main() -> None:
     args = options()
     notes = Notes(args.folder)
@@ -40,7 +52,9 @@ def main() -> None:
     data = torch.randn(20 * BATCH, FEATURES)
     sampler = Sampler(len(data), BATCH, seed=2)
     sampler.stands = notes.has("stand") and notes.once("stood")
-    state = elastic.State(model=model, optim=optim, sampler=sampler)
+    forgetful = Forgetful()
+    more = {"forgetful": forgetful} if args.kind.startswith("forgets") else {}
+    state = elastic.State(model=model, optim=optim, sampler=sampler, **more)
     state.made = 0
     saver = None
     if args.kind == "saved":
@@ -70,10 +84,11 @@ def main() -> None:
                 time.sleep(args.seconds)
                 optim.step()
                 state.made += 1
+                forgetful.count += 1
                 state.commit()
                 notes.say("step", world, step=state.step)
 
-    elastic.run(state, saver)(train)
+    elastic.run(state, saver, start_over=args.kind == "forgets, anew")(train)
     if args.kind == "exports":
         notes.say("exports")
         while not notes.has("exported"):

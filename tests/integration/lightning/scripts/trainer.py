@@ -23,35 +23,16 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from elastic_runtime.lightning import ElasticCallback, ElasticEnvironment, ElasticStrategy
-from elastic_runtime.worker.context import context
-from elastic_runtime.worker.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "in_place" / "scripts"))
+sys.path.insert(1, str(Path(__file__).parents[2] / "trainers" / "scripts"))
 from noting import Notes, options
+from points import BATCH, EPOCHS, FEATURES, Points, now
 
 warnings.filterwarnings("ignore", module="lightning")
-FEATURES = 6
-SAMPLES = 203  # the last batch of an epoch is a smaller one
-BATCH = 5  # of each of two ranks
-EPOCHS = 24
-
-
-class Points(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """A smooth function of some numbers, with the index of each sample."""
-
-    def __init__(self) -> None:
-        made = torch.Generator().manual_seed(3)
-        self._inputs = torch.randn(SAMPLES, FEATURES, generator=made)
-        self._targets = torch.sin(self._inputs.sum(1))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        return self._inputs[index], self._targets[index], index
 
 
 class Regression(L.LightningModule):
@@ -61,7 +42,7 @@ class Regression(L.LightningModule):
         super().__init__()
         self.save_hyperparameters({"kind": args.kind})
         self.args, self.notes = args, notes
-        self.made: tuple[World, int, int, list[int]] | None = None
+        self.made: tuple[Any, int, int, list[int]] | None = None
         self.net = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh())
         self.head: nn.Linear | None = None
 
@@ -197,31 +178,17 @@ class PointsOnDisk(L.LightningDataModule):
     def prepare_data(self) -> None:
         if not self._file.exists():
             data = Points()
-            torch.save([data._inputs, data._targets], self._file)
+            torch.save([data.inputs, data.targets], self._file)
 
     def setup(self, stage: str) -> None:
         self.data = Points()
-        self.data._inputs, self.data._targets = torch.load(self._file)
+        self.data.inputs, self.data.targets = torch.load(self._file)
 
     def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.data, batch_size=BATCH, shuffle=True, num_workers=2)
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.data, batch_size=BATCH)
-
-
-def now() -> World:
-    """The present world."""
-    here, world = context(), World.of_environment(os.environ)
-    return World(
-        world.rank,
-        world.size,
-        world.local_rank,
-        world.local_size,
-        world.node_rank,
-        world.nodes,
-        here.round,
-    )
 
 
 def trainer(args: Any) -> L.Trainer:
@@ -237,7 +204,7 @@ def trainer(args: Any) -> L.Trainer:
     elif args.kind == "averaged":
         kind |= {"callbacks": [ready_made.EMAWeightAveraging(decay=0.9)]}
     elif args.kind == "scaled":
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=150)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=70)
         kind |= {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
     elif args.kind == "restarted":
         kind = {"strategy": "ddp", "plugins": [ElasticEnvironment()]}

@@ -25,35 +25,24 @@ from transformers import (
 )
 
 from elastic_runtime.transformers import ElasticMixin, ElasticOptions, ElasticTrainer
-from elastic_runtime.worker.context import context
-from elastic_runtime.worker.world import World
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "in_place" / "scripts"))
+sys.path.insert(1, str(Path(__file__).parents[2] / "trainers" / "scripts"))
 from noting import Notes, options
+from points import BATCH, EPOCHS, FEATURES, SAMPLES, Points, now
 
 warnings.filterwarnings("ignore", module="transformers|torch|accelerate")
-FEATURES = 6
-SAMPLES = 203  # the last batch of an epoch is a smaller one
-BATCH = 5  # of each of two ranks
-EPOCHS = int(os.environ.get("EPOCHS") or 24)
 WORDS = 32
 # Attention does not depend on it: its gradient is a rounding error, which Adam makes a step of.
 _NOISE = "attention.self.key.bias"
 
 
-class Points(Dataset[dict[str, Any]]):
-    """A smooth function of some numbers, with the index of each sample."""
+class Rows(Points):
+    """The points as the Trainer takes them."""
 
-    def __init__(self) -> None:
-        made = torch.Generator().manual_seed(3)
-        self._inputs = torch.randn(SAMPLES, FEATURES, generator=made)
-        self._targets = torch.sin(self._inputs.sum(1))
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": self._inputs[index], "labels": self._targets[index], "index": index}
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets, _ = super().__getitem__(index)
+        return {"inputs": inputs, "labels": targets, "index": index}
 
 
 class Sentences(Dataset[dict[str, Any]]):
@@ -184,7 +173,7 @@ class Observer(TrainerCallback):
 
     def __init__(self, args: Any, notes: Notes) -> None:
         self.args, self.notes = args, notes
-        self.made: tuple[World, int, int, list[int]] | None = None
+        self.made: tuple[Any, int, int, list[int]] | None = None
         self.trainer: Any = None
 
     def note_step(self, state: Any) -> None:
@@ -222,20 +211,6 @@ class Observer(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.note_step(state)
         self.notes.say("epoch", now(), step=state.global_step, epoch=round(state.epoch) - 1)
-
-
-def now() -> World:
-    """The present world."""
-    here, world = context(), World.of_environment(os.environ)
-    return World(
-        world.rank,
-        world.size,
-        world.local_rank,
-        world.local_size,
-        world.node_rank,
-        world.nodes,
-        here.round,
-    )
 
 
 def arguments(args: Any) -> tuple[dict[str, Any], ElasticOptions]:
@@ -292,7 +267,7 @@ def main() -> None:
     spoken = args.kind in ("causal", "smoothed", "often", "classified")
     makers = {"classified": (classifier, classified)}
     make, collate = makers.get(args.kind, (language_model, padded))
-    data = Sentences() if spoken else Points()
+    data = Sentences() if spoken else Rows()
     if args.kind == "sft":
         del settings["remove_unused_columns"]
         trainer = supervised(settings, callbacks=[observer], elastic=elastic)
