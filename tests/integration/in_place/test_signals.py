@@ -15,6 +15,8 @@ from tests.integration.in_place.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.users_start
+
 _TWO_NODES, _ONE_NODE = ("--local-nodes", "2", "--min", "2"), ("--nproc-per-node", "2")
 
 
