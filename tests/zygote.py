@@ -309,8 +309,10 @@ def _run_agent(module: str, *args: str) -> None:
 
 def _forks_of(args: Sequence[str]) -> int:
     """How many processes that import torch an agent will start: its fork server, or nodes."""
-    if LOCAL_NODES in args[:-1]:
-        return int(args[args.index(LOCAL_NODES) + 1])
+    for word, after in zip(args, (*args[1:], ""), strict=True):
+        name, _, value = word.partition("=")
+        if name == LOCAL_NODES and (value or after).isdigit():
+            return int(value or after)
     return 1
 
 
