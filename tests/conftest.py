@@ -44,8 +44,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What shows a promise is started as users start it."""
-    zygote.start_as_users_do(exec_only=item.get_closest_marker("golden") is not None)
+    """What shows a promise, or is about a start, is started as users start it."""
+    marks = map(item.get_closest_marker, ("golden", "users_start"))
+    zygote.start_as_users_do(exec_only=any(marks))
 
 
 @pytest.fixture(scope="session")

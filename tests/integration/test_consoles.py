@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Start = Callable[..., subprocess.Popen[bytes]]
 
+pytestmark = pytest.mark.users_start
+
 _SCRIPT = """
 import os, pathlib, sys, time
 node = os.environ["ELASTIC_NODE_NAME"]

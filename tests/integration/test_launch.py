@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 PROGRAM = """
 import os
 import sys
+from dataclasses import dataclass
 
 from elastic_runtime import Endpoint, Entry, JobConfig, launch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+@dataclass
+class Number:
+    value: int
 
 
 def square(base):
@@ -31,7 +37,7 @@ def square(base):
     total = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(total)
     dist.destroy_process_group()
-    return base**2, int(os.environ["RANK"]), total.item()
+    return Number(base.value**2), int(os.environ["RANK"]), total.item()
 
 
 class Unreadable:
@@ -57,7 +63,7 @@ def fail(marker):
 if __name__ == "__main__":
     config = JobConfig(workers=2, max_restarts=0, log_format="json")
     if sys.argv[1] == "square":
-        print("values", launch(config, square, 7))
+        print("values", launch(config, square, Number(7)))
     elif sys.argv[1] == "give":
         try:
             launch(config, give)
@@ -87,7 +93,8 @@ def run(tmp_path: Path, *args: str, text: str = PROGRAM) -> subprocess.Completed
 def test_values_come_back_by_rank(tmp_path: Path) -> None:
     done = run(tmp_path, "square")
     assert done.returncode == 0, done.stderr
-    assert "values {0: (49, 0, 1.0), 1: (49, 1, 1.0)}" in done.stdout
+    number = "Number(value=49)"
+    assert f"values {{0: ({number}, 0, 1.0), 1: ({number}, 1, 1.0)}}" in done.stdout
 
 
 def test_a_failure_comes_back_as_torchs_error_after_a_kill_that_cost_nothing(
@@ -125,6 +132,7 @@ if __name__ == "__main__":
 """
     done = run(tmp_path, text=definitions + main)
     assert done.stdout.startswith("usage:"), done.stdout + done.stderr
+    assert "top level of a module" in done.stdout
     assert "Traceback" not in done.stderr
 
 

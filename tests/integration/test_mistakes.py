@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.users_start
+
 _SCRIPTS = {
     "train.py": "print('trained')",
     "holds.py": "import pathlib, time; pathlib.Path('holds').touch(); time.sleep(600)",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.programs import python
 
 # With all that they import.
@@ -31,6 +33,30 @@ import importlib, sys
 sys.modules["torch"] = None  # an import of it is an ImportError
 for name in {MODULES!r}:
     importlib.import_module(name)
+"""
+    _run(program)
+
+
+@pytest.mark.slow("a process for each of a hundred modules")
+@pytest.mark.timeout(300)
+def test_each_module_of_a_worker_can_be_the_first() -> None:
+    """In jobs of tests, which are forks, other modules are loaded already."""
+    program = """
+import os, pkgutil, sys, traceback, torch, elastic_runtime
+failed = []
+for place in ("checkpoint", "data", "diloco", "worker"):
+    (folder,) = elastic_runtime.__path__
+    for found in pkgutil.walk_packages([f"{folder}/{place}"], f"elastic_runtime.{place}."):
+        if (child := os.fork()) == 0:
+            try:
+                __import__(found.name)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            failed.append(found.name)
+sys.exit(" ".join(failed) or 0)
 """
     _run(program)
 

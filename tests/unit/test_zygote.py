@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import zygote
+from tests import processes, zygote
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _LOOKS = """
 import json, os, signal, sys
+
+STREAM = ("encoding", "errors", "line_buffering", "write_through")
 
 def proc(name):
     text = open(f"/proc/self/{name}", "rb").read().decode()
@@ -37,8 +39,8 @@ print(json.dumps({
     "leads": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()),
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "handlers": [str(signal.getsignal(n)) for n in (2, 13, 15, 17)],
-    "out": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.errors],
-    "err": [sys.stderr.encoding, sys.stderr.line_buffering, sys.stderr.errors],
+    "out": [getattr(sys.stdout, name) for name in STREAM],
+    "err": [getattr(sys.stderr, name) for name in STREAM],
 }))
 raise SystemExit(7)
 """
@@ -64,6 +66,43 @@ def test_it_finds_what_a_process_that_is_started_finds(session: bool, tmp_path: 
         assert process.returncode == 7
         found.append(json.loads(out))
     assert found[0] == found[1]
+
+
+def test_a_warm_worker_finds_what_one_of_a_users_job_finds(tmp_path: Path) -> None:
+    script, given = tmp_path / "looks.py", tmp_path / "given"
+    script.write_text(_LOOKS.replace("SystemExit(7)", "SystemExit"))
+    given.write_text("")
+    found = []
+    for start in (subprocess.Popen, zygote.start):
+        with (
+            given.open() as stdin,
+            start(
+                [sys.executable, "-m", "elastic_runtime", "--run-id", "one", str(script)],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                cwd=tmp_path,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+            ) as process,
+        ):
+            out, _ = process.communicate(timeout=100)
+        (line,) = [line for line in out.splitlines() if b"shown command" in line]
+        looks = json.loads(line[line.index(b"{") :])
+        for name in ("environ", "shown environ", "shown command"):  # have names and ports of a job
+            del looks[name]
+        found.append(looks)
+    assert found[0] == found[1]
+
+
+def test_it_has_all_as_soon_as_it_is_started(tmp_path: Path) -> None:
+    script, mark = tmp_path / "waits.py", f"zygote-{tmp_path.name}"
+    script.write_text("import signal; signal.pause()")
+    environ = {**os.environ, processes.MARKER: mark}
+    with zygote.start([sys.executable, str(script)], env=environ) as process:
+        try:
+            assert processes.marked(mark) == [process.pid]
+        finally:
+            processes.end(mark)
+        assert process.wait(100) == -signal.SIGKILL
 
 
 def test_how_it_ends_is_known(tmp_path: Path) -> None:

@@ -104,6 +104,27 @@ def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
     assert saves(tmp_path) == ["step-1.term-1"]
 
 
+def no_space(path: Path, limit: int) -> None:
+    model = nn.Linear(200, 200)
+    ckpt = Checkpointer(path, {"model": model}, every=1, sync=True, on_save_error="raise")
+    ckpt.resume()
+    ckpt.step()
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    ckpt.step()
+
+
+def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
+    outcomes = run_ranks(2, no_space, tmp_path, 100)
+    assert {outcome.error for outcome in outcomes} == {"CheckpointFailed"}
+    assert len({outcome.text for outcome in outcomes}) == 1
+    path = tmp_path / "step-2.term-1" / "rank-1.distcp"
+    assert outcomes[0].text == (
+        f"cannot save to {path}: File too large; raise the limit on file sizes (ulimit -f)"
+    )
+    assert saves(tmp_path) == ["step-1.term-1"]
+
+
 def fail_beside(path: Path) -> tuple[int, str, int]:
     """A save that fails on one rank while all train on; each rank's steps take another time."""
     model = nn.ParameterList([torch.zeros(500, 500) for _ in range(2)])

@@ -156,3 +156,14 @@ def test_a_port_that_is_taken_is_named(cluster: Scene) -> None:
         assert controller.process.wait(20) == 2
     assert f"port {port} cannot be had" in controller.log.read_text()
     assert "Traceback" not in controller.log.read_text()
+
+
+def test_one_namespace_is_all_that_it_looks_at(cluster: Scene) -> None:
+    def is_elsewhere(request: Request) -> bool:
+        return request.namespace != NAMESPACE
+
+    with cluster.trouble(is_elsewhere, 403, "Forbidden", "only in one namespace"):
+        cluster.start("--namespace", NAMESPACE)
+        cluster.submit("elsewhere", namespace="elastic-job")
+        cluster.running()
+    assert not cluster.pods("elsewhere")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 FAR = 100_000  # inner steps: no sync is due in any test
 SIZE = BATCH * 400
-NODES = ("--local-nodes=3", "--min=1", "--max=3")
+# The first round has all nodes: the job would be done before a late one has come.
+NODES = ("--local-nodes=3", "--min=1", "--max=3", "--last-call=60")
 
 
 def test_a_node_that_is_asked_to_leave_takes_nothing_with_it(tmp_path: Path) -> None:

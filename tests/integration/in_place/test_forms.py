@@ -14,6 +14,8 @@ from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT, SCRIPTS, Jo
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.users_start
+
 
 def test_the_same_script_runs_in_every_way(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")

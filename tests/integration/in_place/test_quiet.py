@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests import processes
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.users_start
 
 
 # Ranks connect ahead to stores that nobody needs yet. Their patience was over after some 57 s, and

@@ -15,7 +15,9 @@ from tests.integration.in_place.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-_TWO_NODES = ("--local-nodes", "2", "--min", "2")
+pytestmark = pytest.mark.users_start
+
+_TWO_NODES, _ONE_NODE = ("--local-nodes", "2", "--min", "2"), ("--nproc-per-node", "2")
 
 
 def all_twice(job: Job) -> None:
@@ -25,11 +27,11 @@ def all_twice(job: Job) -> None:
     processes.send(processes.marked(job.mark), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("script", ["steps.py", "plain.py"])
+@pytest.mark.parametrize(("script", "options"), [("steps.py", _TWO_NODES), ("plain.py", _ONE_NODE)])
 def test_a_job_whose_processes_all_get_sigterm_saves_a_common_step(
-    script: str, tmp_path: Path
+    script: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with Job(tmp_path, script, *_TWO_NODES, kind="saved", seconds=0.2) as job:
+    with Job(tmp_path, script, *options, kind="saved", seconds=0.2) as job:
         job.ranks(2)
         all_twice(job)
         assert job.end() == EXIT_LEFT, job.story()
@@ -60,7 +62,7 @@ def test_the_others_go_on_when_all_processes_of_one_node_get_sigterm(tmp_path: P
 
 
 def test_a_plain_script_dies_of_the_signal_and_has_not_failed(tmp_path: Path) -> None:
-    with Job(tmp_path, "plain.py", "--nproc-per-node", "2", seconds=0.2) as job:
+    with Job(tmp_path, "plain.py", *_ONE_NODE, seconds=0.2) as job:
         job.ranks(2)
         all_twice(job)
         assert job.end() == EXIT_LEFT, job.story()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.in_place.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.users_start
 
 
 def test_workers_speak_with_their_agent_wherever_its_files_are(tmp_path: Path) -> None:

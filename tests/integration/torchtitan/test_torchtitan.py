@@ -55,7 +55,7 @@ def test_data_that_end_do_so_on_all_ranks(tmp_path: Path) -> None:
 
 def test_a_run_that_torchtitan_began_is_continued(tmp_path: Path) -> None:
     theirs = "--checkpoint.enable --training.local_batch_size 5 --training.steps 20"
-    with TitanJob(tmp_path, *ONE_NODE, kind="theirs", environ={"TITAN_OPTIONS": theirs}) as job:
+    with TitanJob(tmp_path, kind="theirs", environ={"TITAN_OPTIONS": theirs}) as job:
         job.end_well()
         weights = job.said("ended")[-1]["weights"]
         assert "elastic_runtime.torchtitan" in job.event("hint", about="trainer")["text"]

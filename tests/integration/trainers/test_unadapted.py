@@ -22,8 +22,8 @@ TWO_NODES, ONE_NODE = "--local-nodes 2 --min 1", "--nproc-per-node 2"
         (f"lightning {TWO_NODES}", {"trainer": "ElasticStrategy", "alone": "num_nodes="}),
         (f"accelerate {TWO_NODES}", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
         (f"accelerate {ONE_NODE} --cold", {"trainer": "fresh_accelerator", "alone": "cpu=True"}),
-        (f"transformers {ONE_NODE}", {"trainer": "ElasticTrainer"}),
-        (f"none {ONE_NODE}", {}),
+        (f"transformers {TWO_NODES}", {"trainer": "ElasticTrainer"}),
+        (f"none {TWO_NODES}", {}),
     ],
 )
 def test_it_is_said_once_what_goes_wrong_and_what_mends_it(

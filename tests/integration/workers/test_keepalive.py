@@ -14,6 +14,8 @@ from tests.integration.in_place.job import ELASTIC_RUN, ENVIRONMENT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.users_start
+
 # What a group connects here, on one machine, is not to another host; so the script adds one.
 _SCRIPT = """
 import os, socket
