@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,6 @@ import yaml
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ApiException, NotFoundError, ResourceNotFoundError
-
-from tests import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +30,10 @@ def manifests(path: str) -> Iterator[Object]:
     for item in yaml.safe_load_all((ROOT / "deploy" / path).read_text()):
         if item:
             yield item
+
+
+class NotInTime(AssertionError):
+    """Something was waited for in vain; the message tells what there was in the cluster."""
 
 
 @dataclass(frozen=True)
@@ -67,28 +69,32 @@ class Cluster:
 
     def apply(self, item: Object) -> Object:
         """Creates an object, or makes it so."""
-        resource, place = self._place(item)
-        made = resource.server_side_apply(body=item, field_manager=MANAGER, **place)
+        resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
+        place = {"namespace": space} if (space := item["metadata"].get("namespace")) else {}
+        made = resource.server_side_apply(
+            body=item, name=item["metadata"]["name"], field_manager=MANAGER, **place
+        )
         return dict(made.to_dict())
 
     def find(self, item: Object) -> Object | None:
         """An object as it is now, if it is there."""
         try:
-            resource, place = self._place(item)
-            return dict(resource.get(**place).to_dict())
+            resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
+            place = {"namespace": space} if (space := item["metadata"].get("namespace")) else {}
+            return dict(resource.get(name=item["metadata"]["name"], **place).to_dict())
         except (NotFoundError, ResourceNotFoundError):
             return None
 
     def delete(self, item: Object) -> None:
         """Removes an object, if it is there."""
-        with contextlib.suppress(NotFoundError, ResourceNotFoundError):
-            resource, place = self._place(item)
-            resource.delete(**place)
-
-    def _place(self, item: Object) -> tuple[Any, dict[str, str]]:
+        if self.find(item) is None:
+            return
         resource = self.dynamic.resources.get(api_version=item["apiVersion"], kind=item["kind"])
-        names = ("name", "namespace")
-        return resource, {key: item["metadata"][key] for key in names if item["metadata"].get(key)}
+        place = {"namespace": space} if (space := item["metadata"].get("namespace")) else {}
+        try:
+            resource.delete(name=item["metadata"]["name"], **place)
+        except NotFoundError:
+            pass
 
     # Pods
 
@@ -162,9 +168,15 @@ class Cluster:
         """Looks until ``happened`` returns something true.
 
         Raises:
-            Overdue: it did not; with what there is in the cluster.
+            NotInTime: it did not; with what there is in the cluster.
         """
-        return processes.wait_for(happened, patience, what, self.story, _PAUSE)
+        deadline = time.monotonic() + patience
+        while True:
+            if found := happened():
+                return found
+            if time.monotonic() > deadline:
+                raise NotInTime(f"{what}: not within {patience:g} s\n{self.story()}")
+            time.sleep(_PAUSE)
 
     def story(self) -> str:
         """Jobs, pods, events and logs: what somebody needs who was not there."""

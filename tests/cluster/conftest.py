@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.cluster import ROOT, Cluster, Job, Object, manifests
-from tests.processes import Overdue
+from tests.cluster.cluster import ROOT, Cluster, Job, NotInTime, Object, manifests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -33,7 +32,7 @@ def pytest_runtest_makereport(
     """Tells what there was in the cluster when a test failed."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("cluster")
-    told = call.excinfo is not None and call.excinfo.errisinstance(Overdue)
+    told = call.excinfo is not None and call.excinfo.errisinstance(NotInTime)
     if report.when == "call" and report.failed and cluster is not None and not told:
         report.sections.append(("the cluster", cluster.story()))
     return report
