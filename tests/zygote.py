@@ -55,7 +55,7 @@ _FRAME = 1 << 18
 _OURS = ("fork_server import main", "elastic_runtime.cli.run.local_node")
 LOCAL_NODES = "--local-nodes"
 _DESCRIPTORS = 8
-_BEGUN = dict(os.environ)
+BEGUN = dict(os.environ)
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _SIGNATURE = inspect.signature(_execute)
 
@@ -132,7 +132,7 @@ class _Client:
             return False
         env = options.get("env") or os.environ
         fits = max(map(_size, (command, _lines(env)))) < _ROOM
-        return fits and _read_at_start(env) == _read_at_start(_BEGUN)
+        return fits and _read_at_start(env) == _read_at_start(BEGUN)
 
     def fork(self, request: dict[str, Any], standard: Sequence[int]) -> tuple[socket.socket, int]:
         """Has it fork; returns where the fork's end will be told, and the fork."""
@@ -157,7 +157,7 @@ class _Client:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, "_" * _ROOM],
-                env={**_BEGUN, "OMP_NUM_THREADS": "1", "ROOM": "_" * _ROOM},
+                env={**BEGUN, "OMP_NUM_THREADS": "1", "ROOM": "_" * _ROOM},
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
