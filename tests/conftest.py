@@ -42,6 +42,11 @@ def pytest_configure() -> None:
             signal.signal(number, own)
 
 
+def pytest_collection_finish() -> None:
+    """By now all that tests import is there."""
+    zygote.take_environment()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What shows a promise, or is about a start, is started as users start it."""

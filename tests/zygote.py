@@ -55,7 +55,8 @@ _FRAME = 1 << 18
 _OURS = ("fork_server import main", "elastic_runtime.cli.run.local_node")
 LOCAL_NODES = "--local-nodes"
 _DESCRIPTORS = 8
-BEGUN = dict(os.environ)
+# Of this process, as the zygote has it.
+_environment = dict(os.environ)
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _SIGNATURE = inspect.signature(_execute)
 
@@ -67,7 +68,6 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         command: the command and its arguments.
         **options: of ``subprocess.Popen``.
     """
-    command = list(command)
     words = list(command)
     kind = _Forked if _zygote.takes(words, options) else subprocess.Popen
     return kind(words, **options)
@@ -102,6 +102,13 @@ def run(
     return done
 
 
+def take_environment() -> None:
+    """Takes what libraries have set by now for what a fork finds: otherwise nothing would be forked
+    in a process that has imported Lightning. What a test sets later is another environment."""
+    _environment.clear()
+    _environment.update(os.environ)
+
+
 def start_as_users_do(exec_only: bool) -> None:
     """Whether everything is started, and nothing forked, from now on."""
     _zygote.idle = exec_only
@@ -132,7 +139,7 @@ class _Client:
             return False
         env = options.get("env") or os.environ
         fits = max(map(_size, (command, _lines(env)))) < _ROOM
-        return fits and _read_at_start(env) == _read_at_start(BEGUN)
+        return fits and _read_at_start(env) == _read_at_start(_environment)
 
     def fork(self, request: dict[str, Any], standard: Sequence[int]) -> tuple[socket.socket, int]:
         """Has it fork; returns where the fork's end will be told, and the fork."""
@@ -157,7 +164,7 @@ class _Client:
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, "_" * _ROOM],
-                env={**BEGUN, "OMP_NUM_THREADS": "1", "ROOM": "_" * _ROOM},
+                env={**_environment, "OMP_NUM_THREADS": "1", "ROOM": "_" * _ROOM},
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -186,7 +193,8 @@ class _Forked(subprocess.Popen[Any]):
             return 0, 0
         self._end.close()
         if not text:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
             raise RuntimeError(f"the zygote is gone, and how process {self.pid} ends is not known")
         told = json.loads(text)
         _zygote.used += told["used"]
@@ -323,10 +331,8 @@ def _hand_over(waiting: list[tuple[socket.socket, int]]) -> None:
         ours = any(mark in arg for mark in _OURS for arg in given[0][:4])
         while ours and waiting:
             channel, process.pid = waiting.pop(0)
-            with (
-                channel,
-                suppress(ConnectionError, EOFError),
-            ):  # it was killed with its agent's group
+            # It may have been killed with its agent's group.
+            with channel, suppress(ConnectionError, EOFError):
                 _send(channel, *_requested(process, given))
                 _receive(channel)
                 _started(process, given)

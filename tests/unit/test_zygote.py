@@ -56,7 +56,7 @@ def test_it_finds_what_a_process_that_is_started_finds(session: bool, tmp_path: 
         with given.open() as stdin:
             process: subprocess.Popen[Any] = start(
                 [sys.executable, str(script), "one", "-u"],
-                env={**zygote.BEGUN, "OMP_NUM_THREADS": "1", "SAID": "two words"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "SAID": "two words"},
                 cwd=tmp_path,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -78,7 +78,7 @@ def test_a_warm_worker_finds_what_one_of_a_users_job_finds(tmp_path: Path) -> No
             given.open() as stdin,
             start(
                 [sys.executable, "-m", "elastic_runtime", "--run-id", "one", str(script)],
-                env={**zygote.BEGUN, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 cwd=tmp_path,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ def test_a_warm_worker_finds_what_one_of_a_users_job_finds(tmp_path: Path) -> No
 def test_it_has_all_as_soon_as_it_is_started(tmp_path: Path) -> None:
     script, mark = tmp_path / "waits.py", f"zygote-{tmp_path.name}"
     script.write_text("import signal; signal.pause()")
-    environ = {**zygote.BEGUN, processes.MARKER: mark}
+    environ = {**os.environ, processes.MARKER: mark}
     with zygote.start([sys.executable, str(script)], env=environ) as process:
         try:
             assert processes.marked(mark) == [process.pid]
@@ -109,7 +109,7 @@ def test_how_it_ends_is_known(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("import signal, sys; print('here', flush=True); signal.pause()")
     before = zygote.processor_seconds()
-    process = zygote.start([sys.executable, str(script)], env=zygote.BEGUN, stdout=subprocess.PIPE)
+    process = zygote.start([sys.executable, str(script)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"here\n"
     assert process.poll() is None
@@ -135,7 +135,7 @@ def test_what_python_reads_at_its_start_is_no_fork(tmp_path: Path) -> None:
     for name, forked in (("PYTHONPATH", False), ("TORCH_LOGS", False), ("ANY", True)):
         done = zygote.run(
             [sys.executable, str(script)],
-            env={**zygote.BEGUN, name: "other"},
+            env={**os.environ, name: "other"},
             timeout=100,
             capture_output=True,
             text=True,
