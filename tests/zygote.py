@@ -53,7 +53,7 @@ _ROOM = 1 << 15
 _FRAME = 1 << 18
 # In the commands of the processes that an agent starts and that import torch.
 _OURS = ("fork_server import main", "elastic_runtime.cli.run.local_node")
-LOCAL_NODES = "--local-nodes"
+_LOCAL_NODES = "--local-nodes"
 _DESCRIPTORS = 8
 # Of this process, as the zygote has it.
 _environment = dict(os.environ)
@@ -319,7 +319,7 @@ def _forks_of(args: Sequence[str]) -> int:
     """How many processes that import torch an agent will start: its fork server, or nodes."""
     for word, after in zip(args, (*args[1:], ""), strict=True):
         name, _, value = word.partition("=")
-        if name == LOCAL_NODES and (value or after).isdigit():
+        if name == _LOCAL_NODES and (value or after).isdigit():
             return int(value or after)
     return 1
 

@@ -494,7 +494,7 @@ def _in_place(last: RoundRecord, *others: Record, high: int = 4) -> NodeUnderTes
     return tested.sees(job(1, high, in_place=True), last, own, *others)
 
 
-def _taken_in(tested: NodeUnderTest, waits: bool) -> None:
+def _assert_taken_in(tested: NodeUnderTest, waits: bool) -> None:
     """Asserts that somebody is taken in at once, or only after a while."""
     assert bool(tested.written(SwitchRecord)) is not waits
     tested.later(2 * POLICY.join_batch_in_place)
@@ -514,7 +514,7 @@ def _taken_in(tested: NodeUnderTest, waits: bool) -> None:
 def test_a_node_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     waits: bool, newcomer: NodeRecord, others: tuple[NodeRecord, ...]
 ) -> None:
-    _taken_in(_in_place(sealed(3, "a"), *others).changes(newcomer), waits)
+    _assert_taken_in(_in_place(sealed(3, "a"), *others).changes(newcomer), waits)
 
 
 @pytest.mark.parametrize(("now", "waits"), [(3, False), (2, True)])
@@ -522,7 +522,7 @@ def test_a_worker_that_is_back_is_taken_in_at_once_if_no_other_is_to_come(
     now: int, waits: bool
 ) -> None:
     one_each = _in_place(sealed(3, "a", "b"), node("b", full=3))
-    _taken_in(one_each.changes(node("b", full=3, workers=now)), waits)
+    _assert_taken_in(one_each.changes(node("b", full=3, workers=now)), waits)
 
 
 @pytest.mark.parametrize("of_now", [True, False])
