@@ -49,9 +49,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What shows a promise, or is about a start, is started as users start it."""
-    marks = map(item.get_closest_marker, ("golden", "users_start"))
-    zygote.start_as_users_do(exec_only=any(marks))
+    """What is about a start is started as users start it."""
+    zygote.start_as_users_do(exec_only=item.get_closest_marker("users_start") is not None)
 
 
 @pytest.fixture(scope="session")

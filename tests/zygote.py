@@ -6,7 +6,7 @@ instead of those of ``subprocess``. Each process that runs tests has one zygote,
 torch and the agent's modules. An agent is a fork of it; the agent's first fork server is a fork of
 both, made before the agent has threads.
 
-As users start: tests marked ``golden`` or ``users_start``, fork servers that replace another one,
+As users start: tests marked ``users_start``, fork servers that replace another one,
 and whatever has variables that Python or torch read at their start.
 
 What no fork shows: what a module would have to import itself, what differs with the hash seed from

@@ -27,6 +27,7 @@ def endpoint(etcd: EtcdServer) -> str:
     return f"etcd://{etcd.endpoint}"
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("on etcd with checkpoints: nodes join and leave, workers and nodes are killed")
 def test_the_common_faults(tmp_path: Path, endpoint: str) -> None:
     with Cluster(tmp_path, endpoint, _STEPS, bounds=(1, 3), options=_QUICK) as cluster:

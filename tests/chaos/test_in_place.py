@@ -44,6 +44,7 @@ _MEASURED = 40
 _ROOM = Size(memory=24 << 10, descriptors=12, threads=8)
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("in place on etcd: workers and nodes die, leave and join, and no step is lost")
 def test_the_common_faults(tmp_path: Path, new_etcd: NewEtcd) -> None:
     with InPlaceCluster(tmp_path, new_etcd(), save_every=_SAVE_EVERY) as cluster:

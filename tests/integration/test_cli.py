@@ -30,6 +30,7 @@ def test_static_rendezvous_is_torchruns(tmp_path: Path) -> None:
     assert "static rendezvous: torch's own launcher runs this job" in done.stderr
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("elastic-run: a plain script from start to end")
 def test_a_whole_job(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_SCRIPT)

@@ -67,6 +67,7 @@ def job(tmp_path: Path) -> Iterator[_Job]:
         yield _Job(tmp_path, launch.mark, process)
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("--local-nodes: a node is killed")
 def test_a_killed_node_does_not_fail_the_others(
     job: _Job, capsys: pytest.CaptureFixture[str]

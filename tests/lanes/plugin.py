@@ -8,7 +8,6 @@ What is named on the command line runs in any case.
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import subprocess
@@ -33,7 +32,7 @@ TESTS = Path(__file__).parents[1]
 QUICK = ("model", "unit")
 # Tests wait at times. With more processes than that a run is not shorter, as the cores have no time
 # left, and who waits for something begins to wait in vain.
-PROCESSES_A_CORE = 1.5
+PROCESSES_A_CORE = 2
 # A test that may take more seconds than that runs with --all only.
 LONGEST_S = 600
 # Of a run that used more processor time than this the summary names so many folders and tests.
@@ -164,7 +163,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     named = _named(config)
     if not all(Path(name).is_dir() for name in named):
         return 0
-    return math.ceil(PROCESSES_A_CORE * len(os.sched_getaffinity(0)))
+    return PROCESSES_A_CORE * len(os.sched_getaffinity(0))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:

@@ -121,8 +121,8 @@ def test_how_it_ends_is_known(tmp_path: Path) -> None:
     assert zygote.processor_seconds() > before
 
 
-@pytest.mark.golden("what shows a promise is started as users start it")
-def test_a_golden_job_is_no_fork(tmp_path: Path) -> None:
+@pytest.mark.users_start
+def test_what_is_about_a_start_is_no_fork(tmp_path: Path) -> None:
     script = tmp_path / "looks.py"
     script.write_text("import os; print(os.getppid())")
     done = zygote.run([sys.executable, str(script)], timeout=100, capture_output=True, text=True)

@@ -110,6 +110,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Node]]:
         yield start_it
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("a job that hosts its store survives the host")
 def test_the_death_of_the_host_ends_no_job(start: Callable[..., Node], tmp_path: Path) -> None:
     """Another node hosts the store; there a new node joins, and a fault is recovered."""

@@ -139,6 +139,7 @@ optim = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("the example in place of the README")
 def test_the_example_in_place_of_the_readme_saves_its_last_step(tmp_path: Path) -> None:
     script = MADE_BEFORE + python_blocks(ROOT / "README.md")[-1]

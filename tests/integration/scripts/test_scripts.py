@@ -67,6 +67,7 @@ def test_module_and_program(start: Start) -> None:
     )
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("arguments as for torchrun")
 def test_arguments_as_for_torchrun(start: Start) -> None:
     endpoint = f"127.0.0.1:{free_port()}"

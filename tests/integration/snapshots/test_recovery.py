@@ -25,6 +25,7 @@ def resumed(job: Job, number: int, world: int) -> str:
     return str(event["source"])
 
 
+@pytest.mark.users_start
 @pytest.mark.golden("snapshots in memory: workers and a node die")
 def test_workers_die_then_all_of_them_then_a_node(tmp_path: Path) -> None:
     with Job(tmp_path, "ddp", 2) as job:

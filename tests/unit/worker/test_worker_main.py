@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 import elastic_runtime as elastic
 from elastic_runtime.worker import worker_main
+from tests import zygote
 from tests.unit.programs import python
 
 _TOP = """
@@ -35,7 +35,7 @@ def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
         "PYTHONPATH": str(Path(elastic.__file__).parent.parent),
     }
     command = [sys.executable, worker_main.__file__, "script", str(script)]
-    code = subprocess.run(command, env=environ, cwd=folder, timeout=100, check=False).returncode
+    code = zygote.run(command, env=environ, cwd=folder, timeout=100).returncode
     return code, json.loads(errors.read_text())["message"] if errors.exists() else {}
 
 
