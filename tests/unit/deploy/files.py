@@ -15,7 +15,7 @@ CHART = DEPLOY / "helm" / "elastic-runtime"
 Object = dict[str, Any]
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(yaml.CSafeLoader):
     """Refuses what says a thing twice: the last one would silently win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Object:

@@ -327,8 +327,9 @@ def test_each_value_of_the_chart_has_an_effect(place: tuple[str, ...], default: 
         part = part[parent]
     part[name] = not default if part[name] == default else default
     made = charted(**values)
-    assert made != before
-    for each in made:
+    changed = [each for each in made if each not in before]
+    assert changed or len(made) < len(before)
+    for each in changed:
         validate(each)
 
 
