@@ -49,8 +49,8 @@ time.sleep(1000)
 """
 
 STUBBORN = """
-import signal, sys, time
-def handler(signum, frame): print("asked", signal.Signals(signum).name)
+import os, signal, sys, time
+def handler(signum, frame): os.write(1, f"asked {signal.Signals(signum).name}\\n".encode())
 signal.signal(signal.SIGTERM, handler)
 print("in place")
 while True:
@@ -93,7 +93,7 @@ def test_a_worker_that_ends_well_takes_its_children_along(tidy: ScriptHarness) -
 
 
 def test_a_request_to_end_can_be_answered(harness: ScriptHarness) -> None:
-    begun(harness, STUBBORN.replace("print(", "sys.exit(21) or print(", 1), "in place")
+    begun(harness, STUBBORN.replace("os.write(", "sys.exit(21) or os.write(", 1), "in place")
     harness.workers.stop(PATIENCE)
     (ended,) = harness.exited()
     assert ended.code == 21
@@ -138,7 +138,7 @@ def test_a_signal_goes_to_one_worker(warm: ScriptHarness) -> None:
 
 
 def test_a_signal_goes_to_those_who_handle_it(harness: ScriptHarness) -> None:
-    handles_one = STUBBORN.replace("print(", "sys.exit(21) or print(", 1)
+    handles_one = STUBBORN.replace("os.write(", "sys.exit(21) or os.write(", 1)
     handles_one = handles_one.replace("SIGTERM", "SIGUSR1 if os.environ['RANK'] == '1' else 1")
     harness.write(f"import os{handles_one}")
     os.truncate(harness.stdout, 0)
