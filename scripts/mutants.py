@@ -277,6 +277,8 @@ def try_all(drawn: Sequence[Mutant], commit: str, options: argparse.Namespace) -
 
 def main() -> int:
     """Draws, tries, and compares."""
+    # Otherwise the copies, and the tests that run in them, would be left.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0], epilog="More in this file's first lines."
     )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,4 +38,9 @@ def main(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m tests.lanes", description=__doc__)
+    parser.add_argument("file", type=Path, help="where to write what is to run")
+    try:
+        main(parser.parse_args().file)
+    except OSError as error:
+        sys.exit(f"tests.lanes: {error}")

@@ -25,7 +25,7 @@ _PATIENCE = 60.0
 NAMESPACE = "default"
 # A controller that cannot renew its Lease in time ends, and nobody starts it again here: long
 # enough for a loaded machine, short enough for a test that waits for the next one.
-LEASE_OF_A_TEST = ("--lease-seconds", "8")
+SHORT_LEASE = ("--lease-seconds", "8")
 
 
 class Running:

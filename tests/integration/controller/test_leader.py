@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests import processes
 from tests.integration.controller.conftest import (
-    LEASE_OF_A_TEST,
     NAMESPACE,
+    SHORT_LEASE,
     uids,
     wait_until_running,
 )
@@ -28,7 +28,7 @@ def holder(cluster: FakeCluster) -> str:
 
 
 def test_a_controller_that_was_away_goes_on_where_things_are(cluster: Scene) -> None:
-    first = cluster.start(*LEASE_OF_A_TEST)
+    first = cluster.start(*SHORT_LEASE)
     cluster.submit(replicas=3)
     wait_until_running(cluster, "digits", 3)
     before = uids(cluster)
@@ -36,7 +36,7 @@ def test_a_controller_that_was_away_goes_on_where_things_are(cluster: Scene) -> 
     first.end(signal.SIGKILL)
     cluster.kubelet.finish(NAMESPACE, "digits-worker-1", 143)
     cluster.scale("digits", 4)
-    cluster.start(*LEASE_OF_A_TEST)
+    cluster.start(*SHORT_LEASE)
 
     wait_until_running(cluster, "digits", 4)
     after = uids(cluster)
@@ -47,7 +47,7 @@ def test_a_controller_that_was_away_goes_on_where_things_are(cluster: Scene) -> 
 
 def test_a_restart_in_the_middle_makes_nothing_twice(cluster: Scene) -> None:
     cluster.kubelet.runs = False
-    first = cluster.start(*LEASE_OF_A_TEST)
+    first = cluster.start(*SHORT_LEASE)
     cluster.submit(replicas=4)
     cluster.wait_for(lambda: cluster.pods("digits", "etcd"), "the etcd that the pods wait for")
     cluster.kubelet.run(NAMESPACE, "digits-etcd")
@@ -55,7 +55,7 @@ def test_a_restart_in_the_middle_makes_nothing_twice(cluster: Scene) -> None:
     first.end(signal.SIGKILL)
     before = uids(cluster)
 
-    cluster.start(*LEASE_OF_A_TEST)
+    cluster.start(*SHORT_LEASE)
     cluster.wait_for(lambda: len(cluster.pods("digits")) == 4, "all pods")
     cluster.kubelet.runs = True
     cluster.kubelet.place_pending()
@@ -64,9 +64,9 @@ def test_a_restart_in_the_middle_makes_nothing_twice(cluster: Scene) -> None:
 
 
 def test_another_takes_over_from_one_that_was_killed(cluster: Scene) -> None:
-    first = cluster.start(*LEASE_OF_A_TEST)
+    first = cluster.start(*SHORT_LEASE)
     leads = holder(cluster)
-    second = cluster.start(*LEASE_OF_A_TEST, ready=False)
+    second = cluster.start(*SHORT_LEASE, ready=False)
     second.wait_for_log(f'"holder": "{leads}"')
     assert second.probe("/readyz")[0] == 200  # it stands by, which is what it is for
 
@@ -84,7 +84,7 @@ def test_a_renewal_that_fails_is_tried_again_until_another_one_leads(cluster: Sc
     def renewals() -> int:
         return cluster.counts()["update leases"]
 
-    first = cluster.start(*LEASE_OF_A_TEST)
+    first = cluster.start(*SHORT_LEASE)
     with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store", 1):
         first.wait_for_log("lease.failed")
     before = renewals()
@@ -104,7 +104,7 @@ def test_a_renewal_that_fails_is_tried_again_until_another_one_leads(cluster: Sc
 
 
 def test_who_cannot_renew_the_lease_ends(cluster: Scene) -> None:
-    first = cluster.start(*LEASE_OF_A_TEST)
+    first = cluster.start(*SHORT_LEASE)
 
     with cluster.trouble(lambda asked: asked.kind == LEASE, 500, "InternalError", "no store"):
         assert first.process.wait(20) == 1

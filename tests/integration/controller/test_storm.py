@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.controller.conftest import LEASE_OF_A_TEST, NAMESPACE, wait_until_running
+from tests.integration.controller.conftest import NAMESPACE, SHORT_LEASE, wait_until_running
 from tests.kube.kinds import JOB, LEASE, POD
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_after_the_storm_all_is_as_it_was_asked_for(seed: int, cluster: Scene) -
 
     cluster.store.listeners.append(see)
     wanted = {f"job-{number}": dice.randint(1, 4) for number in range(_JOBS)}
-    controller = cluster.start(*LEASE_OF_A_TEST)
+    controller = cluster.start(*SHORT_LEASE)
 
     def refused(request: Request) -> bool:
         return request.kind != LEASE and request.verb != "watch" and dice.random() < 0.2
@@ -58,7 +58,7 @@ def test_after_the_storm_all_is_as_it_was_asked_for(seed: int, cluster: Scene) -
             _strike(cluster, dice, wanted)
             if blow == _BLOWS // 2:
                 controller.end(signal.SIGKILL)
-                controller = cluster.start(*LEASE_OF_A_TEST)
+                controller = cluster.start(*SHORT_LEASE)
 
     for name, replicas in wanted.items():
         wait_until_running(cluster, name, replicas)

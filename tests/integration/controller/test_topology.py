@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.controller.conftest import (
-    LEASE_OF_A_TEST,
     NAMESPACE,
+    SHORT_LEASE,
     assert_idle,
     wait_until_running,
 )
@@ -58,7 +58,7 @@ def test_pods_are_told_the_labels_of_their_nodes_and_nothing_is_asked_when_they_
 ) -> None:
     add_nodes(cluster.store, "n1", labels={"zone": "z1", "block": "b1", "rack": "r1"})
     add_nodes(cluster.store, "n2", labels={"zone": "z1", "rack": "r2"})
-    cluster.start(_LABELS, *LEASE_OF_A_TEST)
+    cluster.start(_LABELS, *SHORT_LEASE)
     cluster.submit(replicas=4)
     wait_until_running(cluster, "digits", 4)
     wait_until_told(cluster, {"z1/b1/r1": 2, "z1": 2})
@@ -97,7 +97,7 @@ def test_who_may_not_says_so_once_and_jobs_run(
     cluster: Scene, refused: Any, counted: str, left: str
 ) -> None:
     add_nodes(cluster.store, "n1", labels={"rack": "r1"})
-    cluster.start(*LEASE_OF_A_TEST)
+    cluster.start(*SHORT_LEASE)
     with cluster.trouble(refused, 403, "Forbidden", 'x "n1" is forbidden: User "y" cannot do it'):
         cluster.submit(topology={"nodeLabels": ["rack"]})
         wait_until_running(cluster, "digits", 2)

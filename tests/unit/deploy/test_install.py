@@ -303,6 +303,11 @@ def validate(manifest: Object) -> None:
         kubernetes_validate.validate(manifest, "1.34", strict=True)
 
 
+def test_everything_at_once_is_valid() -> None:
+    for each in charted(**EVERYTHING):
+        validate(each)
+
+
 def leaves(values: Any, *place: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Each value that is no object with values of its own, and where it is."""
     if isinstance(values, dict) and values:
