@@ -13,7 +13,8 @@ from tests.integration.in_place.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.users_start
+# More than half of what a test may take is time that has to pass here.
+pytestmark = [pytest.mark.users_start, pytest.mark.timeout(240)]
 
 
 # Ranks connect ahead to stores that nobody needs yet. Their patience was over after some 57 s, and
