@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from elastic_runtime.diloco.diloco import LocalSGD as LocalSGD
     from elastic_runtime.errors import CheckpointError as CheckpointError
     from elastic_runtime.worker.groups.kept_ddp import ddp as ddp
-    from elastic_runtime.worker.run import busy as busy
-    from elastic_runtime.worker.run import run as run
-    from elastic_runtime.worker.state.training_state import State as State
+    from elastic_runtime.training.run import busy as busy
+    from elastic_runtime.training.run import run as run
+    from elastic_runtime.training.state import State as State
     from elastic_runtime.worker.world import World as World
 
 __version__ = "0.1.0"
@@ -46,13 +46,13 @@ _WHERE = {
     "LocalSGD": "elastic_runtime.diloco.diloco",
     "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
     "ShardedStream": "elastic_runtime.data.sharded.sharded_stream",
-    "State": "elastic_runtime.worker.state.training_state",
+    "State": "elastic_runtime.training.state",
     "World": "elastic_runtime.worker.world",
-    "busy": "elastic_runtime.worker.run",
+    "busy": "elastic_runtime.training.run",
     "ddp": "elastic_runtime.worker.groups.kept_ddp",
     "launch": "elastic_runtime.agent.launch",
     "loader": "elastic_runtime.data.loader",
-    "run": "elastic_runtime.worker.run",
+    "run": "elastic_runtime.training.run",
     "sample_rng": "elastic_runtime.data.sample_seeds",
 }
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.storage.retention import Retention
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from elastic_runtime.data.outlook import Stretch
     from elastic_runtime.diloco.hand_over import Image
     from elastic_runtime.worker.peers import GlooGroups
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
     from elastic_runtime.worker.world import World
 
 _MANY = 20  # inner steps in a row that a scaler of gradients does not leave out

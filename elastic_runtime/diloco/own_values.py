@@ -16,7 +16,7 @@ from elastic_runtime.worker.state.state_parts import OptimizerPart, StatefulPart
 if TYPE_CHECKING:
     import torch
 
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 
 class OwnValues:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.state.wrappers import bare, unwrapped
 
 _DDP = torch.nn.parallel.DistributedDataParallel

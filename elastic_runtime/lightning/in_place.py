@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.checkpointer import Checkpointer
     from elastic_runtime.lightning.elastic_strategy import ElasticStrategy
     from elastic_runtime.lightning.trainer_parts import ElasticLoops
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
     from elastic_runtime.worker.world import World
 
 

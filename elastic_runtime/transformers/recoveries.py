@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.transformers.training_job import TrainingJob
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
     from elastic_runtime.worker.world import World
 
 

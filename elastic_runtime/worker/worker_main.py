@@ -392,7 +392,7 @@ def _refusing_idle() -> Iterator[None]:
         if end.code:
             raise
         good_end = end
-    forms = sys.modules.get("elastic_runtime.worker.run")
+    forms = sys.modules.get("elastic_runtime.training.run")
     if forms is not None:
         forms.refuse_idle()
     if good_end is not None:

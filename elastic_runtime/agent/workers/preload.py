@@ -37,9 +37,9 @@ _OURS = (
     "elastic_runtime.checkpoint.checkpointer",
     "elastic_runtime.data.loader",
     "elastic_runtime.data.sampler",
-    "elastic_runtime.worker.run_loop",
-    "elastic_runtime.worker.run",
-    "elastic_runtime.worker.state.training_state",
+    "elastic_runtime.training.run_loop",
+    "elastic_runtime.training.run",
+    "elastic_runtime.training.state",
 )
 
 # Packages of ours for trainers: they are imported as a whole.

@@ -12,7 +12,7 @@ from elastic_runtime.worker.state.wrappers import bare
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 
 # For each entry, by its identity: the token of the checkpointer that advanced it last.

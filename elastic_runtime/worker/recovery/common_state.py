@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.recovery.saver_protocol import Saver
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
     from elastic_runtime.worker.world import World
 
 

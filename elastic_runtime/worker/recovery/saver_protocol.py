@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.agreement import Foreseen, Wish
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice, StateVersion
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 
 class Saver(Protocol):

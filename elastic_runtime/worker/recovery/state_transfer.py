@@ -35,7 +35,7 @@ from elastic_runtime.worker.state.commit_image import forms_of, tensor_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 # Bytes of a message: enough for full speed, little enough for a chain to overlap.
 MESSAGE_BYTES = 8 << 20

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from elastic_runtime.events.event import NotedEvent
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 # An object that refers to more than so many others is not searched to its end.
 _MOST = 200_000

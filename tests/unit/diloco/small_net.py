@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import elastic_runtime as elastic
-from elastic_runtime.worker import run_loop
+from elastic_runtime.training import run_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

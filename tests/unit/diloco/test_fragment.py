@@ -13,7 +13,7 @@ from torch import nn
 from elastic_runtime.diloco.fragment import Flight, Fragment, NothingToAverage
 from elastic_runtime.diloco.pairing import Pair, pair_up
 from elastic_runtime.diloco.replica import Replica
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from tests.ranks import run_ranks, values
 from tests.unit.diloco.small_net import row
 

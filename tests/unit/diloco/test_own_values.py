@@ -17,7 +17,7 @@ from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state.state_parts import OptimizerPart
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from tests.ranks import run_ranks, values
 
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from elastic_runtime.diloco.pairing import Pairing, pair_up, refuse_ddp
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.world import TrainsAlone
 
 if TYPE_CHECKING:

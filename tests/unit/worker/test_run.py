@@ -17,9 +17,9 @@ import elastic_runtime as elastic
 from elastic_runtime import Checkpointer, State
 from elastic_runtime.data import sample_seeds
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker import run as forms
-from elastic_runtime.worker import run_loop
-from elastic_runtime.worker.train_signature import check_signature
+from elastic_runtime.training import run as forms
+from elastic_runtime.training import run_loop
+from elastic_runtime.training.train_signature import check_signature
 from elastic_runtime.worker.world import World
 from tests.mistakes.scripts import PRELUDE, SCRIPTS
 
@@ -226,7 +226,7 @@ ROOT = Path(__file__).parents[3]
 USE = """
 from typing import assert_type
 import elastic_runtime as elastic
-from elastic_runtime.worker.run import Trains
+from elastic_runtime.training.run import Trains
 
 class Net:
     pass

@@ -26,7 +26,7 @@ from elastic_runtime.checkpoint.entries.tensor_memory import (
     without_collection,
 )
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError, UsageError
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:

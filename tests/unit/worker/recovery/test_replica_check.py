@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from tests.ranks import Outcome, kill_self, run_ranks, values
 from tests.unit.worker.state.small_job import begun
 

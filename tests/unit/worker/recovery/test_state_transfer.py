@@ -37,7 +37,7 @@ from elastic_runtime.worker.recovery.state_transfer import (
     plan,
 )
 from elastic_runtime.worker.state.state_parts import TensorForm
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.world import FollowsWorld, World
 from tests.ranks import kill_self, run_ranks, values
 from tests.unit.worker.state.small_job import Job

@@ -14,7 +14,7 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateLacks
 from elastic_runtime.worker.state import missing_parts
 from elastic_runtime.worker.state.missing_parts import Finding, MissingParts, reaches, report
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -195,7 +195,7 @@ def test_what_is_certain_is_an_error_and_the_rest_a_hint() -> None:
 
 
 def test_elastic_run_says_so_at_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastic_runtime.worker import run_loop
+    from elastic_runtime.training import run_loop
 
     monkeypatch.setattr(run_loop, "_ran", False)
     monkeypatch.setattr(missing_parts, "_latest", None)

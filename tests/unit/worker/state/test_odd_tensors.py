@@ -10,7 +10,7 @@ from torch import nn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.state.tensor_copies import TensorCopies, receives
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from tests.unit.worker.state.small_job import begun, copy_of
 
 KINDS = ("expanded", "inference", "conjugate", "negative", "plain")

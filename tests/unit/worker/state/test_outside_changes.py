@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from tests.unit.worker.state.small_job import as_text, begun, copy_of
 
 STEPS = 6

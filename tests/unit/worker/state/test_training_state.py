@@ -17,7 +17,7 @@ from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, Sta
 from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.state_parts import StatefulPart
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
 from tests.unit.worker.state.small_job import Job, begun, copy_of, has_status
 

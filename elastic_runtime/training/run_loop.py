@@ -57,7 +57,7 @@ from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.round_breaks import begin_break, end_break, end_breaks
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
-from elastic_runtime.worker.train_signature import check_signature
+from elastic_runtime.training.train_signature import check_signature
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.worker.recovery.saver_protocol import Saver
-    from elastic_runtime.worker.state.training_state import State
+    from elastic_runtime.training.state import State
 
 T = TypeVar("T")
 

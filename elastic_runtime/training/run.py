@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
-from elastic_runtime.worker.run_loop import train_in_place
-from elastic_runtime.worker.state.training_state import State
+from elastic_runtime.training.run_loop import train_in_place
+from elastic_runtime.training.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

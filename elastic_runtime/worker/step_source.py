@@ -1,0 +1,72 @@
+"""What a ``State`` and the loaders in it tell each other.
+
+A loader gives steps; the State says which of them are committed, and when training is over. Neither
+needs to know how the other does it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from elastic_runtime.worker.world import FollowsWorld
+
+
+class Progress(Protocol):
+    """How far a job is, as its State tells a loader.
+
+    Attributes:
+        step: how many steps are committed.
+        stopped: training is over, on all ranks, whatever bound a loop has.
+        call: which call of ``train`` this is; another one in each world.
+    """
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def call(self) -> int: ...
+
+    def end_training(self) -> None:
+        """Leaves ``train``, as training is over, and the loop asks for more steps again."""
+
+
+class StepSource(FollowsWorld):
+    """A loader that gives the steps of a job, as its State sees it.
+
+    Attributes:
+        epoch: the epoch that the next step belongs to.
+        iterates: the script is in the middle of its ``steps()``.
+    """
+
+    epoch: int
+    iterates: bool
+
+    def belong_to(self, progress: Progress) -> None:
+        """It is part of this State, which counts its steps."""
+        raise NotImplementedError
+
+    def before_optimizer(self) -> None:
+        """An optimizer of the State is about to make its step.
+
+        Raises:
+            UsageError: pieces of the step that is under way are still to come.
+        """
+        raise NotImplementedError
+
+    def before_commit(self, *, optimized: bool) -> None:
+        """All steps that were begun since the last commit are about to be committed.
+
+        Args:
+            optimized: an optimizer of the State has made a step since.
+
+        Raises:
+            UsageError: the gradients of a step were not weighed.
+        """
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Moves on past the steps that were begun since the last commit; they count."""
+        raise NotImplementedError
