@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elastic_runtime.config import Endpoint as Endpoint
     from elastic_runtime.config import Entry as Entry
     from elastic_runtime.config import JobConfig as JobConfig
+    from elastic_runtime.data.data_loader import DataLoader as DataLoader
     from elastic_runtime.data.loader import loader as loader
     from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
     from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from elastic_runtime.diloco.diloco import DiLoCo as DiLoCo
     from elastic_runtime.diloco.diloco import LocalSGD as LocalSGD
     from elastic_runtime.errors import CheckpointError as CheckpointError
-    from elastic_runtime.worker.groups.kept_ddp import ddp as ddp
+    from elastic_runtime.training.checkpoints import load as load
     from elastic_runtime.training.run import busy as busy
     from elastic_runtime.training.run import run as run
     from elastic_runtime.training.state import State as State
+    from elastic_runtime.worker.groups.kept_ddp import ddp as ddp
     from elastic_runtime.worker.world import World as World
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "CheckpointError": "elastic_runtime.errors",
     "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
+    "DataLoader": "elastic_runtime.data.data_loader",
     "DiLoCo": "elastic_runtime.diloco.diloco",
     "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
@@ -51,6 +54,7 @@ _WHERE = {
     "busy": "elastic_runtime.training.run",
     "ddp": "elastic_runtime.worker.groups.kept_ddp",
     "launch": "elastic_runtime.agent.launch",
+    "load": "elastic_runtime.training.checkpoints",
     "loader": "elastic_runtime.data.loader",
     "run": "elastic_runtime.training.run",
     "sample_rng": "elastic_runtime.data.sample_seeds",
@@ -59,6 +63,7 @@ _WHERE = {
 __all__ = [
     "CheckpointError",
     "Checkpointer",
+    "DataLoader",
     "DiLoCo",
     "ElasticBatchSampler",
     "Endpoint",
@@ -74,6 +79,7 @@ __all__ = [
     "busy",
     "ddp",
     "launch",
+    "load",
     "loader",
     "run",
     "sample_rng",

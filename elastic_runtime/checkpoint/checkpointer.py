@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.storage.retention import Retention
-    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.training.state import State
+    from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +256,12 @@ class Checkpointer:
             self._scheduler.save_soon(peers, self.steps)
         self._ready().agreement.restart_clock()
 
+    def save_anew(self) -> None:
+        """Saves the present step for certain, in a new term: what is saved of it is outdated."""
+        self._scheduler.go_back()
+        self._executor.term.use_up()
+        self.save(sync=True)
+
     def wait(self) -> None:
         """Waits until the save in the background is durable; returns at once if there is none.
 
@@ -307,7 +313,8 @@ class Checkpointer:
                 f"the checkpointer does not save {', '.join(missing)}; add them to its entries, or "
                 "a checkpoint would not be the whole state"
             )
-        self._entries.add_counters(state.counters_entry())
+        ours = state.settings is not None and state.with_generators
+        self._entries.add_values(state, generators=ours)
         self._state = state
         lost = self._executor.enter(gloo)
         self._snapshots.enter()

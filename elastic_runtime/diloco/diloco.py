@@ -28,13 +28,14 @@ from elastic_runtime.events.state_events import ReplicaDropped, ReplicasKept, Re
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
+from elastic_runtime.worker.state.state_parts import moves
 from elastic_runtime.worker.world import TrainsAlone
 
 if TYPE_CHECKING:
     from elastic_runtime.data.outlook import Stretch
     from elastic_runtime.diloco.hand_over import Image
-    from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.training.state import State
+    from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.world import World
 
 _MANY = 20  # inner steps in a row that a scaler of gradients does not leave out
@@ -378,7 +379,7 @@ class DiLoCo(TrainsAlone):
         if values is None or schedule.position == meeting.schedule.position:
             self._take_shares(())
             return
-        moving = [part for part in stateful(self._state) if part.moves]
+        moving = [part for part in stateful(self._state) if moves(part.owner)]
         if all(isinstance(part.owner, ElasticBatchSampler) for part in moving):
             self._catch_up(values)
             return

@@ -35,7 +35,7 @@ class OwnValues:
         self._groups = {
             part.name: json_tensors.copied(part.hyperparameters()) for part in optimizers(state)
         }
-        self._counters = {k: json_tensors.copied(v) for k, v in state._counters.items()}
+        self._counters = {k: json_tensors.copied(v) for k, v in state._values.items()}
         self._generators = RandomGenerators() if state._generators is not None else None
         if self._generators is not None:
             self._generators.snapshot()
@@ -87,8 +87,8 @@ class OwnValues:
         for optimizer in optimizers(state):
             if optimizer.name in groups:
                 optimizer.set_hyperparameters(groups[optimizer.name])
-        state._counters.clear()
-        state._counters.update(counters)
+        state._values.clear()
+        state._values.update(counters)
 
 
 def stateful(state: State) -> list[StatefulPart]:

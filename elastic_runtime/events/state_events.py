@@ -162,3 +162,18 @@ class TrainerUnadapted(NotedEvent):
 
     trainer: str
     alone: bool
+
+
+@dataclass(frozen=True)
+class DutyUnknown(NotedEvent):
+    """Something was owed when the state was saved that this program has not."""
+
+    name = "state.duty_unknown"
+    level = WARNING
+    sentence = (
+        "{duty!r} was owed after step {step}, and this program has no state.at(...) of that name: "
+        "it is not done"
+    )
+
+    duty: str
+    step: int

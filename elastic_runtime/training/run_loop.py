@@ -1,6 +1,7 @@
-"""What ``elastic.run`` does: a training function is called again after every change of the world.
+"""What ``elastic.run`` does: it brings all ranks to one state, and calls a training function.
 
-Every change of the world goes the same way, whatever has caused it::
+In the restart form that happens once in a process: a fault restarts it. In place every change of
+the world goes the same way, whatever has caused it::
 
     Enter ─▶ connect ─▶ one state on all ranks ─▶ train(world) ─▶ returned on all ranks
                ▲                                     │
@@ -16,6 +17,7 @@ import os
 import queue
 import threading
 import time
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
@@ -24,7 +26,7 @@ import torch.distributed as dist
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.round_events import RegroupChosen, RoundEntered, RoundError
-from elastic_runtime.events.state_events import StateUnfit
+from elastic_runtime.events.state_events import DutyUnknown, StateUnfit
 from elastic_runtime.protocol.messages import (
     EXIT_WORKER_LEFT,
     HANG,
@@ -42,14 +44,16 @@ from elastic_runtime.protocol.messages import (
     Trained,
 )
 from elastic_runtime.system import tcp_keepalive, torch_private
-from elastic_runtime.worker.agreement import Agreement, Wish
+from elastic_runtime.training.state import TrainingStopped
+from elastic_runtime.training.train_signature import check_signature
+from elastic_runtime.worker.agreement import NOTHING_FORESEEN, Agreement, Foreseen, Wish
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
 from elastic_runtime.worker.fast_exit import end_on_request
 from elastic_runtime.worker.groups.group_disposal import drop_later
 from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
-from elastic_runtime.worker.peers import GlooGroups
+from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
@@ -57,15 +61,14 @@ from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.round_breaks import begin_break, end_break, end_breaks
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
-from elastic_runtime.training.train_signature import check_signature
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elastic_runtime.events.event import NotedEvent
-    from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.training.state import State
+    from elastic_runtime.worker.recovery.saver_protocol import Saver
 
 T = TypeVar("T")
 
@@ -87,41 +90,61 @@ _REASON_TIMEOUT = 1.0
 _ran = False
 
 
-def train_in_place(
+def train_to_end(
     train: Callable[[World], T],
     state: State,
     saver: Saver | None,
     *,
-    start_over: bool,
+    in_place: bool,
+    start_over: bool = False,
     strict: bool = True,
 ) -> T:
-    """What ``elastic.run`` does, in whichever form it was called; see there.
+    """What ``elastic.run`` does; see there.
 
     Raises:
-        UsageError: it was called twice, or ``init_process_group`` before it; or everything that
-            was committed is lost.
+        UsageError: it was called twice, or in place ``init_process_group`` before it; or everything
+            that was committed is lost.
         Exception: whatever ``train`` raises, unless a fault of another rank has caused it.
     """
+    check_signature(train)
+    with begun(state, saver, in_place=in_place, start_over=start_over, strict=strict) as loop:
+        value: T = loop.run(train)
+        return value
+
+
+@contextmanager
+def begun(
+    state: State,
+    saver: Saver | None,
+    *,
+    in_place: bool,
+    start_over: bool = False,
+    strict: bool = True,
+) -> Iterator[RunLoop]:
+    """Within the block a State may be trained, once in a process."""
     global _ran
     if _ran:
         raise UsageError(
             "elastic.run was called twice in this process; put both loops into one train(world)"
         )
-    if dist.is_available() and dist.is_initialized():
+    if in_place and dist.is_available() and dist.is_initialized():
         raise UsageError(
             "init_process_group() was called before elastic.run, which makes the process group "
             "itself, and again after each change: remove the call, or what makes it (Accelerator())"
         )
     _ran = True
-    torch_private.keep_versions_in_ddp()
-    torch_private.tend_groups(tcp_keepalive.tended)
-    torch_private.spare_groups(spares_groups)
     here = context()
-    loop = _Loop(state, saver, train, here, start_over=start_over, strict=strict)
+    if in_place:
+        torch_private.keep_versions_in_ddp()
+        torch_private.tend_groups(tcp_keepalive.tended)
+        torch_private.spare_groups(spares_groups)
+    if in_place or state.is_entrusted:
+        state.keep_in_memory()
+    state.watch_optimizers()
+    loop = RunLoop(state, saver, here, in_place=in_place, start_over=start_over, strict=strict)
     try:
-        with here.running_in_place():
-            value: T = loop.run() if here.has_agent else loop.run_alone()
-        return value
+        with here.running_in_place() if in_place else nullcontext():
+            yield loop
     except Exception as error:
         error.__traceback__ = thread_inspection.in_script(error.__traceback__)
         raise
@@ -132,24 +155,25 @@ def train_in_place(
             saver.detach()
 
 
-class _Loop:
-    """One call of ``elastic.run``."""
+class RunLoop:
+    """One call of ``elastic.run``, or one block of ``State.resumed``."""
 
     def __init__(
         self,
         state: State,
         saver: Saver | None,
-        train: Callable[[World], Any],
         here: WorkerContext,
         *,
+        in_place: bool,
         start_over: bool,
         strict: bool,
     ) -> None:
         self._state = state
         self._saver = saver
-        check_signature(train)
-        self._train = train
+        self._train: Callable[[World], Any] = lambda world: None
         self._here = here
+        self._in_place = in_place
+        self._strict = strict
         self._recovery = StateRecovery(
             state, saver, self._note, start_over=start_over, strict=strict
         )
@@ -168,31 +192,56 @@ class _Loop:
         # None once the first steps are over.
         self._missing_parts: MissingParts | None = MissingParts(state)
 
-    # ------------------------------------------------------------ without an agent
+    def run(self, train: Callable[[World], Any]) -> Any:
+        """Calls the function, again after each change of the world; gives what it returns."""
+        self._train = train
+        if self._in_place and self._here.has_agent:
+            return self._run_in_rounds()
+        with self.one_world() as (commit, world):
+            with error_classification.explained():
+                return commit.train(world)
 
-    def run_alone(self) -> Any:
-        """One world, that of the launcher or of this process; a restart is a restart."""
+    # ------------------------------------------------------------ one world in a process
+
+    @contextmanager
+    def one_world(self) -> Iterator[tuple[Commit, World]]:
+        """Within the block the State may be committed, in the world of the launcher.
+
+        At its end all ranks have trained, what is owed then is done, and the last state is saved.
+        """
         world = World.of_environment(os.environ)
+        made = self._connect()
+        try:
+            group = dist.new_group(backend="gloo")
+            gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+            self._state.enter(world)
+            if self._state.in_memory:
+                self._recovery.recover(gloo, world, EarlierRounds())
+            else:
+                self._recovery.load_saved(gloo, world)
+            end_break(world.rank, world.size)
+            commit = Commit(self, group, None)
+            commit.begin()
+            yield commit, world
+            commit.until_all_return()
+            commit.finish()
+        finally:
+            self._state.leave_world()
+            if made:
+                groups = torch_private.all_groups()
+                torch_private.end_groups()
+                drop_later(groups)
+
+    def _connect(self) -> bool:
+        """Connects the ranks, if the script has not done so; whether it had to."""
+        if not self._in_place and dist.is_available() and dist.is_initialized():
+            return False
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if "RANK" in os.environ:
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        try:
-            group = dist.new_group(backend="gloo")
-            gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
-            self._recovery.recover(gloo, world, EarlierRounds())
-            end_break(world.rank, world.size)
-            with error_classification.explained():
-                value = _Commit(self, group, None).train(world)
-            if self._saver is not None:
-                self._saver.wait()  # the groups that the last save needs are about to end
-            return value
-        finally:
-            self._state._on_commit = None
-            groups = torch_private.all_groups()
-            torch_private.end_groups()
-            drop_later(groups)
+        return True
 
     # ------------------------------------------------------------ the agent's messages, in a thread
 
@@ -235,7 +284,7 @@ class _Loop:
 
     # ------------------------------------------------------------ rounds
 
-    def run(self) -> Any:
+    def _run_in_rounds(self) -> Any:
         """Takes part in one round after the other."""
         self._here.listen(self._listen)
         self._here.shield()
@@ -278,7 +327,7 @@ class _Loop:
             # When this returns nothing refers to the old groups: its frames are cleared.
             return self._attempt(order, ranks)
         finally:
-            self._state._on_commit = None
+            self._state.leave_world()
             if why := self._state.leave():
                 self._here.note(StateUnfit(self._state.step, why))
             with self._lock:
@@ -312,6 +361,7 @@ class _Loop:
         self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
         asked = ranks.interrupted.is_set, partial(self._leaves, order.round)
+        self._state.enter(world)
         gloo = GlooGroups(group, ranks.another_group, *asked)
         self._recovery.recover(gloo, world, EarlierRounds(incarnation, order.committed))
         end_break(world.rank, world.size)
@@ -322,15 +372,14 @@ class _Loop:
         self._note(RoundEntered(round(connecting, 4), round(recovering, 4)))
         self._stores.keep([(order.host, order.port), *((h, p) for h, p in order.spares)])
         self._stores.connect_ahead(order.spares)
-        commit = _Commit(self, group, ranks)
+        commit = Commit(self, group, ranks)
         with self._here.in_train():
+            commit.begin()
             with error_classification.explained():
                 value = commit.train(world)
-            self._state._on_commit = None
             self._await_all(commit, order, ranks)
         self._here.tell(Trained(order.round))
-        if self._saver is not None:
-            self._saver.wait()
+        commit.finish()
         self._here.tell(Returned(order.round))
         return _Done(value)
 
@@ -338,7 +387,7 @@ class _Loop:
         change = self._change
         return change is not None and change.round == number and not change.grows
 
-    def _await_all(self, commit: _Commit, order: Enter, ranks: Ranks) -> None:
+    def _await_all(self, commit: Commit, order: Enter, ranks: Ranks) -> None:
         """Waits until ``train`` has returned on all ranks.
 
         Raises:
@@ -396,28 +445,33 @@ class _Loop:
         end_on_request(code, has_agent=self._here.has_agent)
 
 
-class _Commit:
-    """What is done after each commit of one round."""
+class Commit:
+    """What is done after each commit of one round, and at its end."""
 
-    def __init__(self, loop: _Loop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
+    def __init__(self, loop: RunLoop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
         self._loop = loop
+        self._state = loop._state
+        self._duties = loop._state.duties
+        self._saver = loop._saver
         self._ranks = ranks
         self._group = group if group.size() > 1 else None
-        saver = loop._saver
-        foresee = saver.foreseen if saver is not None else None
-        waits = loop._state._alone is not None
-        self._agreement = Agreement(self._group, foresee, waits=waits)
-        if saver is not None:
-            saver.count(loop._state.step)
+        self._peers = Peers(group)
+        waits = self._state._alone is not None
+        self._agreement = Agreement(self._group, self._foreseen, waits=waits)
+        if self._saver is not None:
+            self._saver.count(self._state.step)
 
     def __call__(self) -> None:
         """Publishes the step, saves if that is due, and leaves the round if all agree to.
 
+        Then what the step has made owed is done.
+
         Raises:
             WorldChanged: the round ends here for this rank.
+            TrainingStopped: training ends here, and nothing else would end the script's loop.
         """
-        loop, ranks = self._loop, self._ranks
-        step = loop._state.step
+        loop, ranks, state = self._loop, self._ranks, self._state
+        step = state.step
         loop._here.report_step(step)
         loop.look_for_missing_parts()
         if ranks is not None and ranks.interrupted.is_set():
@@ -425,27 +479,47 @@ class _Commit:
         agreed = self._agreement.step(partial(self._wishes, Wish.TRAINS))
         if ranks is not None:
             ranks.met = True
-        if loop._saver is not None:
-            loop._saver.count(step)
-            loop._saver.act_on(agreed)
-        if not agreed:
-            return  # mostly; looking for flags is slow
-        if Wish.CHANGE in agreed:
-            self._leave()
-        if Wish.LEAVE in agreed:
-            # Without an agent, SIGTERM asks for this.
-            self._save_now(step)
-            loop._end()
+        if agreed:  # mostly not; looking for flags is slow
+            if Wish.STOP in agreed:
+                state.note_stopped()
+            if Wish.DUTY in agreed:
+                now = time.monotonic()
+                state.owe(self._peers.on_first(lambda: self._duties.overdue(now)))
+        if self._saver is not None:
+            self._saver.count(step)
+            self._saver.act_on(agreed)
+        if agreed:
+            if Wish.CHANGE in agreed:
+                self._leave()
+            if Wish.LEAVE in agreed:
+                # Without an agent, SIGTERM asks for this.
+                self._save_now(step)
+                loop._end()
+        self.do_owed()
+        if state.stopped and not state.loops:
+            state.end_training()
+
+    def begin(self) -> None:
+        """From now on the State may be committed; what is still owed of the last commit is done."""
+        state = self._state
+        state._on_commit, state._saver = self, self._saver
+        if state.in_memory:
+            state._gate = OptimizerGate(partial(error_classification.check_groups, self._ranks))
+            state._replica_check = ReplicaCheck(state._parts, self._group)
+        self.do_owed()
 
     def train(self, world: World) -> Any:
-        """Calls ``train``, in which the State may be committed."""
-        state = self._loop._state
-        state._on_commit = self
-        state._gate = OptimizerGate(partial(error_classification.check_groups, self._ranks))
-        state._replica_check = ReplicaCheck(state._parts, self._group)
+        """Calls ``train``; what it returns, None if it was stopped."""
+        state = self._state
         if (alone := state._alone) is not None:
             alone.resume()
-        value = self._loop._train(world)
+        state.begin_call()
+        value = None
+        try:
+            if not state.stopped or state.has_loaders:
+                value = self._loop._train(world)
+        except TrainingStopped:
+            pass
         if alone is not None:
             alone.returned()
         return value
@@ -456,6 +530,7 @@ class _Commit:
         Raises:
             WorldChanged: the round ends before.
         """
+        self._state._on_commit = None
         while True:
             agreed = self._agreement.step(partial(self._wishes, Wish.NOTHING))
             if Wish.CHANGE in agreed:
@@ -465,35 +540,86 @@ class _Commit:
             if self._agreement.alone:
                 return
 
+    def finish(self) -> None:
+        """Training is over on all ranks: does what is owed then, and saves the last state.
+
+        It is saved before as well: a duty may take longer than somebody has patience, and the last
+        steps are not lost with it.
+        """
+        state, saver = self._state, self._saver
+        state.owe_at_end()
+        saves = saver is not None and state.settings is not None and state.step
+        if saves:
+            self._save_now(state.step)
+        self.do_owed()
+        if saver is not None:
+            if saves and state.is_ahead:
+                saver.save_anew()
+            saver.wait()
+
+    def do_owed(self) -> None:
+        """Has all ranks do what is owed."""
+        state, here = self._state, self._loop._here
+        while (name := state.owed) is not None:
+            before = state.values_digest()
+            duty = self._duties.get(name)
+            if duty is None:
+                self._loop._note(DutyUnknown(name, state.step))
+            else:
+                with here.busy(name), state.doing(name):
+                    duty.do()
+                self._duties.done(name, time.monotonic())
+                self._share()
+            state.pay(name, changed=before != state.values_digest())
+            self._agreement.restart_clock()
+
+    def _share(self) -> None:
+        """Gives all ranks the values of rank 0, and tells them whether one has stopped training."""
+        state, peers = self._state, self._peers
+        said = peers.gather([state._stops, state.values_digest()])
+        if any(stops for stops, _ in said):
+            state.stop_now()
+        if len({digest for _, digest in said}) > 1:
+            state.take_values(peers.on_first(state.packed_values))
+
     def _wishes(self, facts: Wish) -> Wish:
-        loop, ranks = self._loop, self._ranks
+        loop, ranks, state, saver = self._loop, self._ranks, self._state, self._saver
         change = loop._change
-        saver = loop._saver
         wishes = facts
         if saver is not None:
             wishes |= saver.wishes() & ~Wish.LEAVE
+        if state._stops:
+            wishes |= Wish.STOP
+        if self._peers.rank == 0 and self._duties.overdue(time.monotonic()):
+            wishes |= Wish.DUTY
         if ranks is None:
-            return wishes | (Wish.LEAVE if loop._here.leave_requested.is_set() else Wish.NOTHING)
+            return wishes | (Wish.LEAVE if loop._here.leave_requested.is_set() else Wish.STAYS)
         if change is not None and change.round == ranks.place.round:
             wishes |= Wish.CHANGE
         if change is None or not change.goes:
             wishes |= Wish.STAYS
         return wishes
 
+    def _foreseen(self) -> Foreseen:
+        saver = self._saver
+        foreseen = saver.foreseen() if saver is not None else NOTHING_FORESEEN
+        if self._peers.rank or not self._duties:
+            return foreseen
+        return foreseen.or_before(Foreseen(seconds=self._duties.due_in(time.monotonic())))
+
     def _leave(self) -> NoReturn:
-        if self._loop._saver is not None:
+        if self._saver is not None:
             # A rank that was asked to leave since it last voted STAYS counts as leaving, too.
             wishes = self._wishes(Wish.TRAINS)
             agreed = self._agreement.at_once(wishes)
             # A request that comes later is too late: this rank has voted that it stays.
             self._loop._released = Wish.STAYS not in wishes
             if Wish.STAYS not in agreed:
-                self._save_now(self._loop._state.step)
+                self._save_now(self._state.step)
         change = self._loop._change
         raise WorldChanged(change.reason if change else "another rank leaves or joins")
 
     def _save_now(self, step: int) -> None:
-        saver = self._loop._saver
-        if saver is not None:
-            saver.count(step)
-            saver.save(sync=True)
+        if self._saver is not None:
+            self._saver.count(step)
+            self._saver.save(sync=True)

@@ -1,18 +1,27 @@
-"""``State``: what a training job must not lose, as one rank remembers it.
+"""``State``: what a training job must not lose, and how far it is.
 
-Memory is *clean* while it is exactly the state of the last commit, or can be rolled back to it:
-parameters and optimizer state change only inside an optimizer's step, which hooks of the optimizer
-report, and everything that changes elsewhere (buffers, counters, generators, schedulers) is copied
-at each commit.
+It does not know its form when it is made. In the restart form it counts steps and saves. In place
+(``keep_in_memory``) it also remembers each commit: memory is *clean* while it is exactly the state
+of the last commit, or can be rolled back to it. Parameters and optimizer state change only inside
+an optimizer's step, which hooks of the optimizer report, and everything that changes elsewhere
+(buffers, values, generators, schedulers) is copied at each commit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Never
+import json
+import time
+import zlib
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
 
+from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition, owned_by_rank
 from elastic_runtime.errors import UsageError
+from elastic_runtime.training.checkpoints import CheckpointSettings
+from elastic_runtime.training.duties import Duties
+from elastic_runtime.training.rank_values import RankValues
 from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, StateLost
 from elastic_runtime.worker.recovery.replica_check import refuse_sharded
@@ -29,21 +38,31 @@ from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.outside_changes import OutsideChanges
 from elastic_runtime.worker.state.rng_state import RandomGenerators
 from elastic_runtime.worker.state.state_parts import (
-    CountersEntry,
     OptimizerPart,
-    StatefulPart,
     TensorForm,
+    moves,
     parts_of,
     same_keys,
 )
 from elastic_runtime.worker.state.tensor_copies import receives, write
+from elastic_runtime.worker.state.wrappers import unwrapped_optimizer
+from elastic_runtime.worker.step_source import StepSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import timedelta
 
+    from elastic_runtime.checkpoint.save_interval import Interval
     from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
+    from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.state.state_parts import StatePart
-    from elastic_runtime.worker.world import TrainsAlone
+    from elastic_runtime.worker.world import TrainsAlone, World
+
+
+class TrainingStopped(BaseException):
+    """Ends ``train``, as ``stop()`` was called: there is no further step. Not to be caught."""
 
 
 class State:
@@ -51,57 +70,81 @@ class State:
 
     Example::
 
-        state = elastic.State(model=model, optim=optim, sampler=sampler)
-        state.epoch = 0              # a plain counter
+        state = elastic.State(model=model, optim=optim, loader=loader, best=0.0)
+        state.checkpoints("runs/digits", every="30s", keep=3)
+        state.at("50 steps, end", evaluate)
 
         def train(world):
-            ...
-            optim.step()
-            state.commit()           # right after the optimizer
+            ddp = elastic.ddp(model)
+            for step in loader.steps(epochs=10):
+                for inputs, targets in step:
+                    step.backward(cross_entropy(ddp(inputs), targets))
+                optim.step()
+                optim.zero_grad()
+                state.commit()
 
         elastic.run(train, state)
 
-    Each object is an attribute under its name. Any other attribute that is set is a counter: a
-    plain value that is kept with each commit and sent to new ranks. A subclass with annotations
-    only tells a type checker their types::
+    Each object is an attribute under its name. Any other attribute that is set is a plain value,
+    which is kept with each commit, saved, and sent to new ranks. A subclass with annotations only
+    tells a type checker their types::
 
         class Work(elastic.State):
             model: Net
-            epoch: int
+            best: float
     """
 
-    # Attributes that are declared here are the State's own; all others are counters.
+    # Attributes that are declared here are the State's own; all others are values.
     _named: dict[str, Any]
-    _parts: list[StatePart]
-    _counters: dict[str, Any]
-    _kept_counters: dict[str, Any]
+    _values: dict[str, Any]
+    _progress: dict[str, Any]  # what the job has to remember of itself; see _new_progress
+    _duties: Duties
+    _duty: str  # the name of that which is done now
+    _settings: CheckpointSettings | None
+    _world: World | None
+    _calls: int  # of ``train`` in this process
+    _stops: bool  # stop() was called here, and the ranks have yet to agree
     _shadow: bool
-    _generators: RandomGenerators | None
+    _with_generators: bool
     _step: int
-    _round: int  # see RankStatus; set by elastic.run
     _commits: int  # made since the job began or was started again, the same on all ranks
+    _optimized: bool  # an optimizer has made a step since the last commit
+    _is_ahead: bool  # a duty has changed values since
+    _watched: bool  # whether optimizers are
+    _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
+    _saver: Saver | None  # the same; where there are checkpoints
+    _alone: TrainsAlone | None  # what trains this rank's own model between two commits
+    _alone_optimizers: Mapping[str, torch.optim.Optimizer]
+    # In place:
+    _in_memory: bool
+    _parts: list[StatePart]
+    _own: RankValues
+    _kept_values: dict[str, Any]
+    _kept_progress: dict[str, Any]
+    _generators: RandomGenerators | None
+    _round: int  # see RankStatus; set by elastic.run
     _condition: MemoryCondition
+    _newcomer: bool  # nothing was ever committed in this process
     _optimizer_steps: OptimizerSteps
     _changes: OutsideChanges | None  # None with a shadow, which undoes all
     _spare: PreallocatedTensors  # for what may be received
-    _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
     _gate: OptimizerGate  # set by elastic.run; what optimizers and commits must pass
     _replica_check: ReplicaCheck | None  # set by elastic.run; compares the ranks of a round
-    _alone: TrainsAlone | None  # what trains this rank's own model between two commits
 
     def __init__(
         self, *unnamed: Never, shadow: bool = False, generators: bool = True, **named: Any
     ) -> None:
-        """Takes the objects; they are not changed before training begins.
+        """Takes the objects and values; they are not changed before training begins.
 
         Args:
             *unnamed: not allowed; each object needs a name.
-            shadow: also keep a copy of all parameters and optimizer state, so that a step with a
-                collective between two optimizers (a GAN) can be undone. It costs as much memory as
-                these have, and the time to copy them at each commit.
-            generators: also keep the states of the random generators of PyTorch, Python and NumPy.
-            **named: modules, optimizers, and anything with ``state_dict`` and ``load_state_dict``.
-                All modules whose parameters the optimizers change must be among them.
+            shadow: in place, also keep a copy of all parameters and optimizer state, so that a step
+                with a collective between two optimizers (a GAN) can be undone. It costs as much
+                memory as these have, and the time to copy them at each commit.
+            generators: also keep the random generators of PyTorch, Python and NumPy.
+            **named: modules, optimizers, loaders, generators, ``PerRank``, anything with
+                ``state_dict`` and ``load_state_dict``, and plain values: numbers, strings, tensors,
+                lists, dicts. All modules whose parameters the optimizers change must be among them.
 
         Raises:
             UsageError: an object is of a kind that cannot be kept, or a name is taken.
@@ -115,29 +158,46 @@ class State:
             raise UsageError(
                 "shadow and generators are switches of a State; give the object another name"
             )
-        self._named = dict(named)
-        self._counters = {}
-        self._kept_counters = {}
-        self._shadow = shadow
-        self._generators = RandomGenerators() if generators else None
-        self._step = 0
-        self._commits = 0
-        self._round = 0
-        self._condition = MemoryCondition.NEW
-        self._optimizer_steps = OptimizerSteps()
-        self._spare = PreallocatedTensors(())
-        self._on_commit = None
-        self._gate = OptimizerGate(lambda: None)
-        self._replica_check = None
-        self._alone = None
         for name in named:
             self._check_name(name)
-        self._parts = list(parts_of(named, shadow=shadow))
-        self._changes = None if shadow else OutsideChanges(self._parts, self._counters)
-        refuse_sharded(self._parts)
-        for part in self._parts:
-            if isinstance(part, OptimizerPart):
-                self._watch(part)
+        self._named = {name: one for name, one in named.items() if _is_object(one)}
+        self._values = {name: one for name, one in named.items() if name not in self._named}
+        for name, value in self._values.items():
+            _check_value(name, value)
+        self._progress = _new_progress()
+        self._duties = Duties()
+        self._duty = ""
+        self._settings = None
+        self._world = None
+        self._calls = 0
+        self._stops = False
+        self._shadow = shadow
+        self._with_generators = generators
+        self._step = 0
+        self._commits = 0
+        self._optimized = self._is_ahead = False
+        self._watched = False
+        self._on_commit = None
+        self._saver = None
+        self._alone = None
+        self._alone_optimizers = {}
+        self._in_memory = False
+        self._parts = []
+        self._own = RankValues({})
+        self._kept_values = {}
+        self._kept_progress = _new_progress()
+        self._generators = None
+        self._round = 0
+        self._condition = MemoryCondition.NEW
+        self._newcomer = True
+        self._optimizer_steps = OptimizerSteps()
+        self._changes = None
+        self._spare = PreallocatedTensors(())
+        self._gate = OptimizerGate(lambda: None)
+        self._replica_check = None
+        for one in self._named.values():
+            if isinstance(one, StepSource):
+                one.belong_to(self)
 
     # What users call
 
@@ -146,36 +206,193 @@ class State:
         """How many steps are committed."""
         return self._step
 
+    @property
+    def world(self) -> World:
+        """The ranks that train together; after ``elastic.run`` those that were there at its end.
+
+        Raises:
+            UsageError: no ranks were connected yet.
+        """
+        if self._world is None:
+            raise UsageError("state.world is not known before elastic.run or state.resumed()")
+        return self._world
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` has ended training, in this start of the job or in an earlier one."""
+        return bool(self._progress["stopped"])
+
+    def checkpoints(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        every: Interval | Sequence[Interval] | None = None,
+        keep: int | None = None,
+        keep_every: int | str | timedelta | None = None,
+        sync: bool = False,
+        snapshots: Interval | Sequence[Interval] | None = None,
+        on_error: Literal["continue", "raise"] = "continue",
+        max_age: Interval | Sequence[Interval] | None = None,
+    ) -> None:
+        """Says where all of this is saved, and how often; training begins with what is there.
+
+        Args:
+            place: where all checkpoints of the job are: a path, or a URL that fsspec knows
+                (``s3://bucket/run``). All nodes must see the same one.
+            every: how often to save: steps (``10``, ``"10 steps"``), a time (``"30s"``), or both
+                (``"100 steps, 5m"``, ``(100, "5m")``), whichever comes first. None: only when
+                ``save`` is called, the job is asked to leave, or training is over. The first save
+                of a new job follows soon after its first step.
+            keep: how many of the newest checkpoints to keep, at least 1; None: all of them.
+            keep_every: which older ones are never deleted: one for every so many steps
+                (``1000``), for every such time (``"6h"``), or both (``"1000 steps, 6h"``).
+            sync: do no save in the background: each one stops training until it is durable, and
+                needs no memory for a copy.
+            snapshots: how often to take a snapshot in the memory of the agents, written as
+                ``every``.
+            on_error: what to do when a save fails for a reason that may pass, such as a full disk.
+                ``"continue"``: report an event and try again sooner; ``"raise"``: raise
+                ``CheckpointFailed`` at a later commit.
+            max_age: with ``"continue"``, how long saves may fail before a commit raises an error,
+                so that the job is restarted: a time or steps, written as ``every``. None: ten
+                intervals, but at least a minute; if ``every`` is None, an hour after the first
+                failure.
+
+        Raises:
+            CheckpointUsageError: a setting cannot be used.
+            UsageError: it was called before, or training has begun.
+        """
+        if self._settings is not None:
+            raise UsageError("checkpoints() was called before; a State is saved to one place")
+        self._refuse_when_begun("checkpoints()")
+        self._settings = CheckpointSettings(
+            place, every, keep, keep_every, sync, snapshots, on_error, max_age
+        )
+
+    def at(self, when: str, do: Callable[[], object], name: str | None = None) -> None:
+        """Has something done after certain steps: an evaluation, a log line, a copy of the model.
+
+        It is owed from the commit of such a step on, and done at once: all ranks call ``do()``.
+        After it the plain values of this State are rank 0's on all ranks, and modules are in the
+        mode (``train()``, ``eval()``) in which they were. What it changes is kept with the next
+        commit; a fault before that undoes it and has it done again.
+
+        Args:
+            when: ``"50 steps"``, ``"10m"``, ``"epoch"`` (after its last step), ``"end"`` (when
+                training is over), or several: ``"50 steps, end"``.
+            do: called without arguments, on all ranks.
+            name: under which it is owed, also in checkpoints; None: that of the function.
+
+        Raises:
+            UsageError: ``when`` is not understood, the name is taken, or training has begun.
+        """
+        self._refuse_when_begun("at()")
+        self._duties.add(when, do, name, time.monotonic())
+
     def commit(self) -> None:
         """Marks a step as complete: it is kept as long as one rank that committed it survives.
 
-        To be called on all ranks, right after the last optimizer of the step. It may end ``train``,
-        as the world changes at commits.
+        To be called on all ranks, after the last optimizer of the step and all else that changes
+        with it. A save that is due is made in it, and what ``at`` has asked for. It may end
+        ``train``, as the world changes at commits.
 
         Raises:
-            UsageError: it was called outside of ``elastic.run``; or ranks have different models.
+            UsageError: it was called outside of ``elastic.run`` and ``resumed``, or inside of what
+                ``at`` calls; the gradients of the step were not weighed; or ranks have different
+                models.
         """
         if self._on_commit is None:
             raise UsageError(
-                "commit() outside of elastic.run: only inside the function that elastic.run calls "
-                "are the ranks connected; call it there, after optimizer.step()"
+                "commit() outside of elastic.run: only inside the function that elastic.run calls, "
+                "or with state.resumed(), are the ranks connected; call it there, after "
+                "optimizer.step()"
+            )
+        if self._duty:
+            raise UsageError(
+                f"commit() was called in {self._duty!r}, which is done between two steps; change "
+                "values there, and they are kept with the next commit"
             )
         if self._alone is not None and not self._alone.commits:
             raise UsageError(
                 f"this State is committed by its {type(self._alone).__name__}, when the ranks come "
                 "together; leave out commit(), and call the step() of that after each inner step"
             )
-        self._gate.before_commit()
-        if self._replica_check is not None:
-            self._replica_check.before_commit(self._commits + 1)
+        if self.stopped:
+            self.end_training()
+        for loader in self._loaders():
+            loader.before_commit(optimized=self._optimized)
+        if self._in_memory:
+            self._gate.before_commit()
+            if self._replica_check is not None:
+                self._replica_check.before_commit(self._commits + 1)
         self._advance()
         self._on_commit()
 
+    def resumed(self, *, strict: bool = True) -> AbstractContextManager[World]:
+        """The restart form for a loop that is no function: the ranks are connected within it.
+
+        Example::
+
+            with state.resumed() as world:
+                for step in loader.steps(epochs=10):
+                    ...
+                    state.commit()
+
+        It begins with the newest state that is saved, uses a process group of the script's own if
+        there is one, and at its end does what ``at`` has asked for, and saves the last state; an
+        exception makes no last save.
+
+        Args:
+            strict: see ``elastic.run``.
+
+        Raises:
+            CheckpointUsageError: nothing says where the state is saved, or what is there does not
+                fit.
+            UsageError: the State is trained already.
+        """
+        from elastic_runtime.training.run import resumed  # which is made for a State
+
+        return resumed(self, strict=strict)
+
+    def save(self, *, sync: bool = False) -> None:
+        """Saves the last commit now, unless it is saved already; on all ranks at the same point.
+
+        Args:
+            sync: return only when it is durable; else it is copied, and written in the background.
+
+        Raises:
+            CheckpointFailed: with ``sync``, it could not be saved in several tries.
+            UsageError: there are no ``checkpoints``, the ranks are not connected, or a step is half
+                done.
+        """
+        if self._saver is None:
+            raise UsageError(
+                "save() needs state.checkpoints(...) before training, and connected ranks: call it "
+                "in train, or in what state.at calls"
+            )
+        if self._optimized:
+            raise UsageError(
+                "save() was called between an optimizer and commit(), when a step is half done; "
+                "call it after commit()"
+            )
+        self._saver.count(self._step)
+        self._saver.save(sync=sync)
+
+    def stop(self) -> None:
+        """Ends training, on all ranks at the same commit, also if the job is started again.
+
+        In what ``at`` calls it takes effect at once. Elsewhere it does so at the next commit at
+        which the ranks agree, a quarter of a second later at most, as one rank may call it alone.
+        ``steps()`` of a loader then ends; where no loader of this State gives the steps, the commit
+        leaves ``train``.
+        """
+        self._stops = True
+
     def __repr__(self) -> str:
-        """The names and kinds of the objects, the counters, and the step."""
+        """The names and kinds of the objects, the values, and the step."""
         objects = [f"{name}: {type(part).__name__}" for name, part in self._named.items()]
-        counters = [f"{name}={value!r:.40}" for name, value in self._counters.items()]
-        return f"{type(self).__name__}({', '.join((*objects, *counters))}; step {self._step})"
+        values = [f"{name}={value!r:.40}" for name, value in self._values.items()]
+        return f"{type(self).__name__}({', '.join((*objects, *values))}; step {self._step})"
 
     # What the runtime calls
 
@@ -187,13 +404,175 @@ class State:
         ``optimizers`` are what it commits with, by names of their own; no checkpoint needs them.
         """
         self._alone = alone
-        modules = {n: m for n, m in self._named.items() if isinstance(m, torch.nn.Module)}
-        for name, optimizer in (optimizers or {}).items():
-            part = OptimizerPart(name, optimizer, modules, shadow=self._shadow)
-            self._parts.append(part)
-            self._watch(part)
-        if self._changes is not None:
-            self._changes = OutsideChanges(self._parts, self._counters)
+        self._alone_optimizers = dict(optimizers or {})
+
+    def keep_in_memory(self) -> State:
+        """Remembers each commit from now on, as in place; gives this State.
+
+        Raises:
+            UsageError: an object cannot be remembered, or this rank holds only a part of it.
+        """
+        if self._in_memory:
+            return self
+        own = {n: one for n, one in self._named.items() if owned_by_rank(one) is not None}
+        others = {n: one for n, one in self._named.items() if n not in own}
+        self._own = RankValues(own)
+        self._generators = RandomGenerators() if self._with_generators else None
+        self._parts = list(parts_of(others, shadow=self._shadow))
+        modules = {n: m for n, m in others.items() if isinstance(m, torch.nn.Module)}
+        for name, optimizer in self._alone_optimizers.items():
+            self._parts.append(OptimizerPart(name, optimizer, modules, shadow=self._shadow))
+        self._changes = None if self._shadow else OutsideChanges(self._parts, self._values)
+        refuse_sharded(self._parts)
+        self._in_memory = True
+        self.watch_optimizers()
+        for part in self._parts:
+            if isinstance(part, OptimizerPart) and not self._shadow:
+                self._watch(part)
+        return self
+
+    def watch_optimizers(self) -> None:
+        """Notices each step of an optimizer from now on."""
+        if self._watched:
+            return
+        self._watched = True
+        held = [one for one in self._named.values() if isinstance(one, torch.optim.Optimizer)]
+        for optimizer in map(unwrapped_optimizer, (*held, *self._alone_optimizers.values())):
+            optimizer.register_step_pre_hook(self._inspect)
+
+    def enter(self, world: World) -> None:
+        """Takes note of the ranks that train together from now on."""
+        self._world = world
+
+    def begin_call(self) -> None:
+        """``train`` is about to be called."""
+        self._calls += 1
+
+    @property
+    def duties(self) -> Duties:
+        """What ``at`` has asked for."""
+        return self._duties
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether each commit is remembered, as in place."""
+        return self._in_memory
+
+    @property
+    def is_entrusted(self) -> bool:
+        """Whether another object says when to commit, such as a ``DiLoCo``."""
+        return self._alone is not None
+
+    @property
+    def has_loaders(self) -> bool:
+        """Whether it holds a loader that gives steps."""
+        return bool(self._loaders())
+
+    @property
+    def loops(self) -> bool:
+        """Whether the script is in a loop that ends by itself when training is over."""
+        return any(loader.iterates for loader in self._loaders())
+
+    @property
+    def owed(self) -> str | None:
+        """The next duty that is owed; None: there is none."""
+        return next(iter(self._progress["owed"]), None)
+
+    def pay(self, name: str, *, changed: bool) -> None:
+        """A duty is done; with the next commit it is owed no more.
+
+        Args:
+            name: of it.
+            changed: it has changed values, which that commit keeps.
+        """
+        self._progress["owed"].remove(name)
+        self._progress["done"][name] = self._step
+        self._is_ahead |= changed
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether duties have changed values since the last commit."""
+        return self._is_ahead
+
+    def owe_at_end(self) -> None:
+        """Training is over: what is to be done then is owed, but what was done after this step."""
+        done = self._progress["done"]
+        self.owe([name for name in self._duties.owed_at_end() if done.get(name) != self._step])
+
+    def stop_now(self) -> None:
+        """Training is over, as a duty has found."""
+        self._progress["stopped"], self._stops = True, False
+
+    def values_digest(self) -> int:
+        """A number that is the same for the same values."""
+        packed = json_tensors.pack(self._values, "state")
+        return zlib.crc32(json.dumps([json_tensors.canonical(packed[0]), packed[1]]).encode())
+
+    def packed_values(self) -> Any:
+        """All values, as JSON."""
+        return json_tensors.pack(self._values, "state")
+
+    def take_values(self, packed: Any) -> None:
+        """Replaces all values by those that another rank has packed."""
+        _replace(self._values, json_tensors.unpack(packed))
+
+    def leave_world(self) -> None:
+        """From now on it cannot be committed or saved."""
+        self._on_commit = self._saver = None
+
+    @property
+    def call(self) -> int:
+        """Which call of ``train`` this is."""
+        return self._calls
+
+    def end_training(self) -> Never:
+        """Leaves ``train``, as training is over.
+
+        Raises:
+            TrainingStopped: always.
+        """
+        raise TrainingStopped
+
+    @property
+    def settings(self) -> CheckpointSettings | None:
+        """Where and how often it is saved."""
+        return self._settings
+
+    @property
+    def with_generators(self) -> bool:
+        """Whether the global random generators are kept."""
+        return self._with_generators
+
+    def saved_objects(self) -> dict[str, Any]:
+        """All that a checkpoint has under names of the script's."""
+        return {**self._named, **(self._alone.saves if self._alone is not None else {})}
+
+    def resumed_at(self, step: int) -> None:
+        """Its objects have the content of this step, which was saved."""
+        self._step = step
+
+    @contextmanager
+    def doing(self, name: str) -> Iterator[None]:
+        """While the block runs, a duty is done: commits are refused, modules keep their mode."""
+        modules = [m for m in self._named.values() if isinstance(m, torch.nn.Module)]
+        modes = [(one, one.training) for module in modules for one in module.modules()]
+        self._duty = name
+        try:
+            yield
+        finally:
+            self._duty = ""
+            for module, mode in modes:
+                module.training = mode
+
+    def owe(self, names: Sequence[str]) -> None:
+        """These duties are owed, as of the last commit."""
+        for progress in (self._progress, self._kept_progress):
+            progress["owed"] += [name for name in names if name not in progress["owed"]]
+
+    def note_stopped(self) -> None:
+        """Training is over with the last commit, as all ranks have agreed."""
+        self._stops = False
+        self._progress["stopped"] = self._kept_progress["stopped"] = True
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -201,13 +580,19 @@ class State:
         return dict(self._named)
 
     @property
-    def has_counters(self) -> bool:
+    def has_values(self) -> bool:
         """Whether the script keeps plain values here."""
-        return bool(self._counters)
+        return bool(self._values)
 
-    def counters_entry(self) -> CountersEntry:
-        """The counters, for a checkpoint."""
-        return CountersEntry(self._counters)
+    @property
+    def values(self) -> dict[str, Any]:
+        """The plain values by name; not a copy."""
+        return self._values
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What the job has to remember of itself; not a copy."""
+        return self._progress
 
     def rank_status(self) -> RankStatus:
         """How far this rank is and what its memory is worth; may be called from any thread."""
@@ -224,12 +609,15 @@ class State:
             self._changes.choose()
         for part in self._parts:
             part.snapshot()
-        self._kept_counters = {k: json_tensors.copied(v) for k, v in self._counters.items()}
+        self._own.snapshot()
+        self._kept_values = {k: json_tensors.copied(v) for k, v in self._values.items()}
+        self._kept_progress = json_tensors.copied(self._progress)
         if self._generators is not None:
             self._generators.snapshot()
         if self._changes is not None:
             self._changes.record()
         self._step = step
+        self._newcomer = False
         self._optimizer_steps.clear()
         self._condition = MemoryCondition.CLEAN
 
@@ -276,8 +664,10 @@ class State:
         with torch.no_grad():
             for part in self._parts:
                 part.roll_back()
-        self._counters.clear()
-        self._counters.update({k: json_tensors.copied(v) for k, v in self._kept_counters.items()})
+        self._own.roll_back()
+        _replace(self._values, {k: json_tensors.copied(v) for k, v in self._kept_values.items()})
+        _replace(self._progress, json_tensors.copied(self._kept_progress))
+        self._optimized = self._is_ahead = False
         if self._generators is not None:
             self._generators.restore()
         if self._changes is not None:
@@ -297,8 +687,11 @@ class State:
         self._drop_leftovers()
         self._advance()
 
-    def commit_image(self) -> CommitImage:
+    def commit_image(self, *, for_others: bool = False) -> CommitImage:
         """The whole state as plain values and tensors, to be given to other ranks.
+
+        Args:
+            for_others: with what a new rank has for itself then, in which ranks differ.
 
         Raises:
             UsageError: an object's state dict holds something that cannot be given away.
@@ -309,10 +702,13 @@ class State:
             "step": self._step,
             "commits": self._commits,
             "parts": structure,
-            "counters": json_tensors.encode(self._counters, "state", tensors),
+            "values": json_tensors.encode(self._values, "state", tensors),
+            "progress": self._progress,
             "usual": self._optimizer_steps.usual,
             "tail": sorted(self._changes.tail) if self._changes is not None else [],
         }
+        if for_others:
+            meta["own"] = self._own.for_others(generators=self._with_generators)
         alike = {slot for slot, _, same in own_tensors(self._parts, meta, len(tensors)) if same}
         meta["tensors"] = [
             [form.dtype, form.shape, form.device, number in alike]
@@ -406,8 +802,10 @@ class State:
                     tensors[number] = target
             for part in self._parts:
                 part.load(json_tensors.decode(meta["parts"][part.name], tensors))
-        self._counters.clear()
-        self._counters.update(json_tensors.decode(meta["counters"], tensors))
+        _replace(self._values, json_tensors.decode(meta["values"], tensors))
+        _replace(self._progress, meta["progress"])
+        if alike is not None:
+            self._begin_own(meta)
         self._optimizer_steps.usual = dict(meta["usual"])
         self._commits = meta["commits"]
         if self._changes is not None:
@@ -420,12 +818,22 @@ class State:
         """A number that is the same on ranks that hold the same, but for random generators."""
         return digest_of(self.commit_image())
 
-    # Counters
+    def _begin_own(self, meta: dict[str, Any]) -> None:
+        """Sets what this rank has for itself, after it has received the state of another."""
+        if not self._newcomer:  # it has something of its own, from its last commit
+            self._own.roll_back()
+            if self._generators is not None:
+                self._generators.restore()
+        elif meta["step"] and self._world is not None:
+            place = RankPosition(self._world.rank, self._world.size)
+            self._own.take_of_another(meta["own"], place)
+
+    # Values
 
     def __getattr__(self, name: str) -> Any:
         # Only asked for what is no attribute of the class and none of __init__.
         if not name.startswith("_"):
-            for held in (self._counters, self._named):
+            for held in (self._values, self._named):
                 if name in held:
                     return held[name]
         raise AttributeError(f"this State has no {name!r}; set it first: state.{name} = 0")
@@ -438,14 +846,14 @@ class State:
         if name in self._named:
             raise UsageError(
                 f"state.{name} was given to the State when it was made; "
-                "change the object itself, or give the counter another name"
+                "change the object itself, or give the value another name"
             )
         json_tensors.check(value, f"state.{name}")
-        self._counters[name] = value
+        self._values[name] = value
 
     def __delattr__(self, name: str) -> None:
-        if self._counters.pop(name, self) is self:
-            raise AttributeError(f"this State has no counter {name!r}")
+        if self._values.pop(name, self) is self:
+            raise AttributeError(f"this State has no value {name!r}")
 
     # Inside
 
@@ -453,10 +861,14 @@ class State:
         if name.startswith("_") or hasattr(type(self), name):
             raise UsageError(f"{name!r} is a name of State's own; take another one")
 
+    def _refuse_when_begun(self, what: str) -> None:
+        if self._calls or self._on_commit is not None:
+            raise UsageError(f"{what} was called when training had begun; call it before")
+
+    def _loaders(self) -> list[StepSource]:
+        return [one for one in self._named.values() if isinstance(one, StepSource)]
+
     def _watch(self, part: OptimizerPart) -> None:
-        part.optimizer.register_step_pre_hook(self._inspect)
-        if self._shadow:  # a step can be undone wherever it is: it leaves the memory clean
-            return
         steps = self._optimizer_steps
 
         def before(*_: object) -> None:
@@ -478,23 +890,65 @@ class State:
         part.optimizer.register_step_post_hook(after)
 
     def _inspect(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for loader in self._loaders():
+            loader.before_optimizer()
+        self._optimized = True
         if self._replica_check is not None:
             self._replica_check.before_optimizer(optimizer, self._commits + 1)
 
     def _advance(self) -> None:
-        self._condition = MemoryCondition.DIRTY
-        optimized = self._optimizer_steps.commit()
-        if self._changes is not None:
-            self._changes.commit(optimized=optimized)
-        for part in self._parts:
-            if isinstance(part, StatefulPart) and self._alone is None:
-                part.commit()
-        self._commits = self._commits + 1
-        self.remember_commit(self._step + 1)
+        if self._in_memory:
+            self._condition = MemoryCondition.DIRTY
+            optimized = self._optimizer_steps.commit()
+            if self._changes is not None:
+                self._changes.commit(optimized=optimized)
+        epochs = [loader.epoch for loader in self._loaders()]
+        if self._alone is None:
+            for one in self._named.values():
+                if moves(one):
+                    one.commit()
+        epoch_over = any(
+            loader.epoch > before for loader, before in zip(self._loaders(), epochs, strict=True)
+        )
+        step = self._step + 1
+        self._commits += 1
+        self._optimized = self._is_ahead = False
+        self.owe(self._duties.owed_after(step, epoch_over=epoch_over))
+        if self._in_memory:
+            self.remember_commit(step)
+        self._step = step
 
     def _drop_leftovers(self) -> None:
         for part in self._parts:
             part.drop_leftovers()
+
+
+def _new_progress() -> dict[str, Any]:
+    """What a job remembers of itself: which duties are owed, after which step each was done last,
+    and whether training was stopped."""
+    return {"owed": [], "done": {}, "stopped": False}
+
+
+def _is_object(value: object) -> bool:
+    """Whether something keeps its own state; anything else must be a plain value."""
+    stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return stateful or owned_by_rank(value) is not None
+
+
+def _check_value(name: str, value: object) -> None:
+    try:
+        json_tensors.check(value, f"State({name}=...)")
+    except UsageError as error:
+        raise UsageError(
+            f"State({name}=...) is a {type(value).__qualname__} without state_dict and "
+            f"load_state_dict, and no plain value; give it these two methods, or leave it out of "
+            f"the State ({error})"
+        ) from None
+
+
+def _replace(held: dict[str, Any], new: Mapping[str, Any]) -> None:
+    held.clear()
+    held.update(new)
 
 
 _OWN = frozenset(State.__annotations__)

@@ -10,7 +10,7 @@ from transformers.trainer_callback import ExportableState, TrainerControl
 from transformers.utils import logging
 
 from elastic_runtime.trainers.rank_notes import RankNotes
-from elastic_runtime.trainers.small_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.worker.state.json_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

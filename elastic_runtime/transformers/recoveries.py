@@ -13,8 +13,8 @@ from elastic_runtime.checkpoint.checkpointer import Checkpointer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_runtime.transformers.training_job import TrainingJob
     from elastic_runtime.training.state import State
+    from elastic_runtime.transformers.training_job import TrainingJob
     from elastic_runtime.worker.world import World
 
 

@@ -48,6 +48,8 @@ class Wish(IntFlag):
     FAILED = 32  # learn of a save in the background that was not finished
     SNAPSHOT = 64  # take a snapshot in memory
     BUSY = 128  # something is under way in this rank's background
+    STOP = 256  # end training, for good
+    DUTY = 512  # something is owed because of the time
 
 
 @dataclass(frozen=True, slots=True)

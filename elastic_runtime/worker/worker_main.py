@@ -21,12 +21,11 @@ import signal
 import sys
 import threading
 import types
-from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 # Errors that only say that a peer, or the connection to it, is gone, and that only torch raises:
 # types of its own, and gloo's errors, which begin with the place in its source.
@@ -82,13 +81,12 @@ def run(kind: str, target: str, args: Sequence[str]) -> None:
     _prepare()
     sys.argv = [target, *args]
     try:
-        with _refusing_idle():
-            if kind == "module":
-                _look_first_in(_working_directory())
-                _run_module(target)
-            else:
-                _look_first_in(os.path.dirname(os.path.realpath(target)))
-                _run_script(os.path.abspath(target))
+        if kind == "module":
+            _look_first_in(_working_directory())
+            _run_module(target)
+        else:
+            _look_first_in(os.path.dirname(os.path.realpath(target)))
+            _run_script(os.path.abspath(target))
     except BaseException as error:
         _report(error)
         raise
@@ -376,27 +374,6 @@ def _put_in_place(draft: str, path: str) -> None:
     except OSError:  # no hard links here
         if not os.path.lexists(path):
             os.rename(draft, path)
-
-
-@contextmanager
-def _refusing_idle() -> Iterator[None]:
-    """Refuses the good end of a body that has used ``elastic.run`` in a way that trains nothing.
-
-    Raises:
-        UsageError: it has.
-    """
-    good_end = None
-    try:
-        yield
-    except SystemExit as end:
-        if end.code:
-            raise
-        good_end = end
-    forms = sys.modules.get("elastic_runtime.training.run")
-    if forms is not None:
-        forms.refuse_idle()
-    if good_end is not None:
-        raise good_end
 
 
 def _patch_torch() -> None:

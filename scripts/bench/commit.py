@@ -318,7 +318,7 @@ def _rank(
     def train(world: elastic.World) -> tuple[float, float]:
         return _train(DistributedDataParallel(model), optim, state, steps)
 
-    cost = elastic.run(state)(train)
+    cost = elastic.run(train, state)
     if rank == 0:
         answers.put(cost)
 

@@ -66,7 +66,7 @@ def train(world):
         with open(f"at-{world.rank}", "w") as file:
             file.write(f"{world.round} {state.step} {os.getpid()}")
 
-elastic.run(state)(train)
+elastic.run(train, state)
 """
 
 

@@ -29,7 +29,7 @@ _SCRIPTS = {
     "train.py": "print('trained')",
     "holds.py": "import pathlib, time; pathlib.Path('holds').touch(); time.sleep(600)",
     "noworld.py": "import torch, elastic_runtime as elastic\n"
-    "elastic.run(elastic.State(model=torch.nn.Linear(1, 1)))(lambda: None)",
+    "elastic.run(lambda: None, elastic.State(model=torch.nn.Linear(1, 1)))",
 }
 
 _JOBS = (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from elastic_runtime.checkpoint.entries.per_rank_values import (
+    GlobalGenerators,
     OwnedByRank,
     PerRank,
     owned_by_rank,
@@ -204,23 +205,43 @@ class ValueEntry:
         return True
 
 
-class SavedCounters:
-    """The counters of a State, if it has any; a checkpoint without them is as good."""
+class KeepsValues(Protocol):
+    """A State, as its values are saved and loaded."""
 
-    KEY = "elastic_runtime.counters"
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values by name, as they are now; which ones there are may change."""
 
-    def __init__(self, owner: Any) -> None:
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What its job has to remember."""
+
+
+class ValuesOfState:
+    """The plain values of a State. What was saved without a State has none, and is as good."""
+
+    KEY = "elastic_runtime.values"
+    _PROGRESS = f"{KEY}:progress"
+
+    def __init__(self, owner: KeepsValues) -> None:
         self._owner = owner
 
     def state(self, rank: int) -> State:
-        return _shared({self.KEY: counters} if (counters := self._owner.state_dict()) else {}, rank)
+        values = {f"{self.KEY}.{name}": value for name, value in self._owner.values.items()}
+        return _shared({**values, self._PROGRESS: dict(self._owner.progress)}, rank)
 
     def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
-        return {self.KEY: None} if self.KEY in stored else {}
+        if self._PROGRESS not in stored:
+            return {}
+        saved = {key: _fresh(stored[key]) for key in stored if key.startswith(self.KEY)}
+        return {**{f"{self.KEY}.{name}": None for name in self._owner.values}, **saved}
 
     def restore(self, loaded: State, place: RankPosition) -> bool:
-        if self.KEY in loaded:
-            self._owner.load_state_dict(loaded[self.KEY])
+        if self._PROGRESS in loaded:
+            self._owner.progress.update(loaded.pop(self._PROGRESS))
+            prefix = f"{self.KEY}."
+            found = {key.removeprefix(prefix): value for key, value in loaded.items()}
+            self._owner.values.update(found)
         return True
 
 
@@ -259,6 +280,19 @@ class _PerRankEntry:
     def _rank_of(self, key: str) -> int:
         found = self._key.fullmatch(key)
         return int(found[1]) if found else 0
+
+
+class GeneratorsOfState(_PerRankEntry):
+    """The global generators; a checkpoint without them is as good."""
+
+    KEY = "elastic_runtime.generators"
+
+    def __init__(self) -> None:
+        super().__init__(self.KEY, GlobalGenerators())
+
+    def wanted(self, stored: Mapping[str, Stored], place: RankPosition) -> State:
+        there = any(self._key.fullmatch(key) for key in stored)
+        return super().wanted(stored, place) if there else {}
 
 
 class _PiecesEntry:

@@ -16,11 +16,13 @@ import torch
 
 from elastic_runtime.checkpoint.entries.entry_kinds import (
     NOT_NEEDED,
+    GeneratorsOfState,
+    KeepsValues,
     ModuleEntry,
-    SavedCounters,
     SavedEntry,
     State,
     ValueEntry,
+    ValuesOfState,
     saved_entry,
 )
 from elastic_runtime.checkpoint.entries.parameter_names import ParameterNames
@@ -87,15 +89,18 @@ class Entries:
         names = ParameterNames(entries)
         for name, value in entries.items():
             self._parts[name] = saved_entry(name, value, entries, names)
-        self._counters: dict[str, SavedEntry] = {}
+        self._of_state: dict[str, SavedEntry] = {}
 
-    def add_counters(self, owner: Any) -> None:
-        """Also keeps the counters of a State, which are no entry of the user's.
+    def add_values(self, owner: KeepsValues, *, generators: bool = False) -> None:
+        """Also keeps the values of a State, which are no entry of the user's.
 
         Args:
-            owner: gives them with ``state_dict`` and takes them with ``load_state_dict``.
+            owner: has them.
+            generators: also keeps the global random generators of each rank.
         """
-        self._counters = {SavedCounters.KEY: SavedCounters(owner)}
+        self._of_state = {ValuesOfState.KEY: ValuesOfState(owner)}
+        if generators:
+            self._of_state[GeneratorsOfState.KEY] = GeneratorsOfState()
 
     def state(self, rank: int) -> State:
         """What a rank contributes to a checkpoint.
@@ -108,7 +113,7 @@ class Entries:
             CheckpointError: a value could not be loaded again without running code.
         """
         flat: State = {}
-        for part in (*self._parts.values(), *self._counters.values()):
+        for part in (*self._parts.values(), *self._of_state.values()):
             flat.update(part.state(rank))
         for key, value in flat.items():
             if not isinstance(value, torch.Tensor):
@@ -141,7 +146,7 @@ class Entries:
             CheckpointError: a key has another kind or shape of value here.
         """
         flat: State = {}
-        for part in (*self._parts.values(), *self._counters.values()):
+        for part in (*self._parts.values(), *self._of_state.values()):
             flat.update(part.wanted(stored, place))
         targets = {
             key: target
@@ -153,8 +158,8 @@ class Entries:
         return Wanted(
             targets,
             missing=tuple(sorted(flat.keys() - stored.keys())),
-            # A program without a State, such as an evaluation, has no use for counters.
-            surplus=tuple(sorted(stored.keys() - flat.keys() - {SavedCounters.KEY})),
+            # What is loaded without training has no use for what is the runtime's.
+            surplus=tuple(sorted(k for k in stored.keys() - flat.keys() if not _is_ours(k))),
         )
 
     def restore(self, loaded: State, place: RankPosition) -> list[str]:
@@ -171,8 +176,12 @@ class Entries:
             CheckpointError: an owner refuses it.
         """
         reset = []
-        for name, part in {**self._parts, **self._counters}.items():
-            mine = {k: v for k, v in loaded.items() if k == name or k.startswith(f"{name}.")}
+        for name, part in {**self._parts, **self._of_state}.items():
+            mine = {
+                k: v
+                for k, v in loaded.items()
+                if k == name or k.startswith((f"{name}.", f"{name}:"))
+            }
             try:
                 if not part.restore(mine, place):
                     reset.append(name)
@@ -188,6 +197,10 @@ class Entries:
     def names(self) -> tuple[str, ...]:
         """The names that the user gave, in order."""
         return tuple(self._parts)
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith((ValuesOfState.KEY, GeneratorsOfState.KEY))
 
 
 def _check_fit(where: str, key: str, target: object, stored: Stored) -> None:

@@ -123,9 +123,20 @@ class _Seeded(ABC):
         """Starts from a seed of 63 bits."""
 
     def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
-        text = f"{value_digest(states[0])} {place.rank} of {place.world}"
-        self.seed(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1)
+        seed_after(self, value_digest(states[0]), place)
         return True
+
+
+def seed_after(generator: Any, digest: str, place: RankPosition) -> None:
+    """Seeds what ``owned_by_rank`` has made of a generator, for a rank that continues another's.
+
+    Args:
+        generator: of this rank.
+        digest: of the state of the other rank's.
+        place: this rank.
+    """
+    text = f"{digest} {place.rank} of {place.world}"
+    generator.seed(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1)
 
 
 @dataclass(slots=True)

@@ -49,19 +49,22 @@ class Limit:
         return long and seconds >= self.least
 
 
-def parse_limit(value: Interval | Sequence[Interval] | None, every: Every) -> Limit:
+def parse_limit(
+    value: Interval | Sequence[Interval] | None, every: Every, name: str = "max_save_age"
+) -> Limit:
     """Reads the ``max_save_age`` of a ``Checkpointer``.
 
     Args:
         value: as ``every``; None: ten of its intervals, but at least a minute; an hour if there
             is no interval.
         every: how often to save.
+        name: of the argument, for the error.
 
     Raises:
         CheckpointUsageError: it is not understood.
     """
     if value is not None:
-        return Limit(parse_every(value, "max_save_age"))
+        return Limit(parse_every(value, name))
     if every == Every():
         return Limit(Every(seconds=SAVE_AGE_WITHOUT_INTERVAL))
     return Limit(

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_runtime.events.event import NotedEvent
+    from elastic_runtime.training.state import State
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
     from elastic_runtime.worker.recovery.saver_protocol import Saver
-    from elastic_runtime.training.state import State
     from elastic_runtime.worker.world import World
 
 
@@ -95,6 +95,16 @@ class StateRecovery:
         if saver is not None:
             saver.recovered(choice)
         self._tell(choice, world, past)
+
+    def load_saved(self, gloo: GlooGroups, world: World) -> None:
+        """Begins with what was saved, if anything was, and with nothing of another rank's memory.
+
+        Raises:
+            CheckpointError: it cannot be loaded, or does not fit.
+        """
+        self._enter(gloo, world)
+        found = self._saver.load(None, strict=self._strict) if self._saver is not None else None
+        self._state.resumed_at(found.step if found is not None else 0)
 
     def alone(self, gloo: GlooGroups, world: World) -> bool:
         """Prepares this process to save its memory alone, between two rounds.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from elastic_runtime.training.state import State
     from elastic_runtime.worker.agreement import Foreseen, Wish
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice, StateVersion
-    from elastic_runtime.training.state import State
 
 
 class Saver(Protocol):
@@ -67,6 +67,9 @@ class Saver(Protocol):
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the present state, on all ranks; with ``sync`` it is durable on return."""
+
+    def save_anew(self) -> None:
+        """Saves the present step for certain, in the place of what is saved of it."""
 
     def wait(self) -> None:
         """Waits for the save in the background, on all ranks; raises if all tries have failed."""

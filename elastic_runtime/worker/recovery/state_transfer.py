@@ -287,7 +287,7 @@ def _exchange(
     problem = ""
     try:
         if group.rank == first:
-            meta, tensors = state.commit_image()
+            meta, tensors = state.commit_image(for_others=True)
         meta = group.tell(meta, first)
         if meta and group.rank != first:
             state.check(meta)

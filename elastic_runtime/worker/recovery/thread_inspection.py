@@ -18,6 +18,7 @@ _COLLECTIVE = (
     os.path.join("torch", "cuda", ""),
     os.path.join("torch", "nn", "parallel", "distributed.py"),
     os.path.join("elastic_runtime", "worker", ""),
+    os.path.join("elastic_runtime", "training", ""),
 )
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 _EXAMPLES = os.path.join(_PACKAGE, "examples", "")

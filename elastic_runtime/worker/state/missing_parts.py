@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MOST = 200_000
 # What refers to much and keeps nothing for a script.
 _LEAVES = (torch.Tensor, types.ModuleType, types.CodeType, types.FrameType, type)
-_OWN = "elastic_runtime.worker."
+_OWN = ("elastic_runtime.worker.", "elastic_runtime.training.")
 # Of torch's, and without a place among the samples.
 _WITHOUT_PLACE = (
     torch.nn.Module,
@@ -166,7 +166,7 @@ def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding 
     return Finding(
         f"{kind} changes parameters that are not in the State: after a fault they would differ "
         "between workers; write State(model=…, optim=…)",
-        certain=not others and not state.has_counters,
+        certain=not others and not state.has_values,
     )
 
 
@@ -181,7 +181,7 @@ def _about_sampler(state: State, batches: Batches) -> Finding | None:
     return Finding(
         f"{batches.called[0]} is not in the State: no commit moves it on, and it would give the "
         f"same batches again and again; write State(…, {batches.called[1]}={batches.called[1]})",
-        certain=not state.has_counters,
+        certain=not state.has_values,
     )
 
 

@@ -383,17 +383,11 @@ class StatefulPart:
         self.name = name
         self.owner = owner
         self._kept: Any = None
-        self._commit = getattr(owner, "commit", None)
-
-    @property
-    def moves(self) -> bool:
-        """Whether it moves on with each step, such as a sampler with its cursor."""
-        return callable(self._commit)  # else it is, say, the revision of somebody's code
 
     def commit(self) -> None:
         """Moves it on, if it moves."""
-        if callable(self._commit):
-            self._commit()
+        if moves(self.owner):
+            self.owner.commit()
 
     def snapshot(self) -> None:
         self._kept = copied(self.owner.state_dict())
@@ -421,28 +415,18 @@ class StatefulPart:
         self.owner.load_state_dict(tree)
 
 
+def moves(value: Any) -> bool:
+    """Whether something moves on with each step, such as a sampler with its cursor."""
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        return False  # it may have a layer of that name
+    return callable(getattr(value, "commit", None))  # else it is, say, the revision of a code
+
+
 def same_keys(what: str, here: Mapping[str, object], there: Mapping[str, object]) -> None:
     """Raises UsageError if two mappings differ in their keys."""
     if here.keys() != there.keys():
         only_here, only_there = here.keys() - there.keys(), there.keys() - here.keys()
         raise differing(what, f"also {_few(only_here)}", f"also {_few(only_there)}")
-
-
-class CountersEntry:
-    """The counters of a State, as a checkpoint takes and gives them."""
-
-    def __init__(self, counters: dict[str, Any]) -> None:
-        """Refers to these counters: which ones there are may change."""
-        self._counters = counters
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of them, as they are now."""
-        return dict(self._counters)
-
-    def load_state_dict(self, counters: dict[str, Any]) -> None:
-        """Replaces all of them."""
-        self._counters.clear()
-        self._counters.update(counters)
 
 
 def parts_of(named: Mapping[str, Any], *, shadow: bool) -> Iterator[StatePart]:

@@ -42,7 +42,7 @@ def main() -> None:
                 if state.step == args.steps:
                     break
 
-    elastic.run(state)(train)
+    elastic.run(train, state)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def in_place() -> None:
             advance(model, optim)
             state.commit()
 
-    elastic.run(state, ckpt)(train)
+    elastic.run(train, state, ckpt)
     ckpt.close()
 
 

@@ -23,9 +23,9 @@ from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, Local
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError, UsageError
 from elastic_runtime.events.checkpoint_events import CheckpointProgress
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.context import WorkerContext, context
 from elastic_runtime.worker.peers import GlooGroups
-from elastic_runtime.training.state import State
 from tests.processes import PROGRAM_TIMEOUT
 from tests.ranks import entries_of, saves
 from tests.unit.programs import python

@@ -15,9 +15,9 @@ from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.diloco import hand_over
 from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state.state_parts import OptimizerPart
-from elastic_runtime.training.state import State
 from tests.ranks import run_ranks, values
 
 
@@ -44,7 +44,7 @@ class Work:
         self.statistics = Statistics()
         self.state = State(
             model=self.model, optim=self.optim, sampler=self.sampler, statistics=self.statistics
-        )
+        ).keep_in_memory()
         self.state.seen = 0
         self.state.history = []
         for _ in range(steps):
@@ -94,7 +94,7 @@ def test_random_generators_go_back_too() -> None:
 
 
 def test_generators_that_a_state_leaves_out_are_left_alone() -> None:
-    state = State(model=nn.Linear(1, 1), generators=False)
+    state = State(model=nn.Linear(1, 1), generators=False).keep_in_memory()
     kept = OwnValues(state)
     torch.manual_seed(5)
     kept.put_back(state)
@@ -218,7 +218,7 @@ def told(root: int) -> tuple[int, list[int], list[float]]:
     """What this rank has after one has told its values to all."""
     rank = dist.get_rank()
     sampler = ElasticBatchSampler(64, 4, rank=rank, world=3)
-    state = State(sampler=sampler)
+    state = State(sampler=sampler).keep_in_memory()
     state.seen, state.losses = [], torch.zeros(40)
     for step in range(rank + 1):
         sampler.commit()

@@ -42,9 +42,7 @@ def _as_worker(folder: Path, body: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("result = elastic.run(train)", "elastic.run(train) made a function that was never called"),
-        ("result = elastic.run(train)\nsys.exit(0)", "made a function that was never called"),
-        ("elastic.run(elastic.State())", "elastic.run(state) was given no function"),
+        ("elastic.run(train, None)", "elastic.run needs the State that must not be lost"),
         ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", _EARLY),
     ],
 )
@@ -79,10 +77,6 @@ def test_a_mistake_is_told_with_its_place_in_the_script(
     assert code == 1
     assert found["message"].startswith(f"{error}: ")
     assert found["message"].endswith(f" (at script.py:{where})")
-
-
-def test_a_decorated_function_that_was_not_needed_is_no_error(tmp_path: Path) -> None:
-    assert _as_worker(tmp_path, "@elastic.run\ndef other(world): pass\n") == (0, {})
 
 
 # A quick end is an end all the same

@@ -85,7 +85,7 @@ def main() -> None:
         ckpt.save()
         return digest(model)
 
-    elastic.run(state, ckpt)(train)
+    elastic.run(train, state, ckpt)
     NOTES.say("done", step=state.step)
 
 

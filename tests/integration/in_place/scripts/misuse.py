@@ -49,35 +49,35 @@ def counts_with_an_object() -> None:
 
 
 def optimizes_what_is_not_given() -> None:
-    elastic.State(optim=OPTIM)
+    elastic.run(lambda world: None, elastic.State(optim=OPTIM))
 
 
 def connects_before() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        elastic.run(STATE)(lambda world: None)
+        elastic.run(lambda world: None, STATE)
     finally:
         dist.destroy_process_group()
 
 
 def runs_twice() -> None:
-    elastic.run(STATE)(lambda world: NOTES.say("trained", world))
-    elastic.run(STATE)(lambda world: None)
+    elastic.run(lambda world: NOTES.say("trained", world), STATE)
+    elastic.run(lambda world: None, STATE)
 
 
 def gives_what_cannot_be_read() -> None:
-    elastic.run(elastic.State(model=MODEL, odd=Unsavable()))(lambda world: None)
+    elastic.run(lambda world: None, elastic.State(model=MODEL, odd=Unsavable()))
 
 
 def saves_a_part() -> None:
     saver = elastic.Checkpointer(os.path.join(ARGS.folder, "saved"), {"other": nn.Linear(1, 1)})
-    elastic.run(STATE, saver)(lambda world: None)
+    elastic.run(lambda world: None, STATE, saver)
 
 
 def differs() -> None:
     rank = int(os.environ["RANK"])
     model = nn.Sequential(nn.Linear(2, 2 + rank))
-    elastic.run(elastic.State(net=model))(lambda world: None)
+    elastic.run(lambda world: None, elastic.State(net=model))
 
 
 def returns_early() -> None:
@@ -87,7 +87,7 @@ def returns_early() -> None:
             net(torch.ones(1, 2)).sum().backward()
             STATE.commit()
 
-    elastic.run(STATE)(train)
+    elastic.run(train, STATE)
 
 
 def counts_as_well() -> None:
@@ -102,7 +102,7 @@ def counts_as_well() -> None:
             NOTES.say("step", world, step=state.step, samples=list(batch))
             saver.step()  # as it was before elastic.run
 
-    elastic.run(state, saver)(train)
+    elastic.run(train, state, saver)
 
 
 def _saver(name: str = "saved") -> elastic.Checkpointer:
@@ -116,17 +116,17 @@ def saves_beside() -> None:
         STATE.commit()
         best.save(sync=True)
 
-    elastic.run(STATE, _saver())(train)
+    elastic.run(train, STATE, _saver())
 
 
 def saves_after() -> None:
     saver = _saver()
-    elastic.run(STATE, saver)(lambda world: STATE.commit())
+    elastic.run(lambda world: STATE.commit(), STATE, saver)
     saver.save(sync=True)
 
 
 def destroys_inside() -> None:
-    elastic.run(STATE)(lambda world: destroy_process_group())
+    elastic.run(lambda world: destroy_process_group(), STATE)
 
 
 def never_commits() -> None:
@@ -134,16 +134,16 @@ def never_commits() -> None:
         NOTES.say("trains", world)
         time.sleep(3600.0)
 
-    elastic.run(STATE, _saver())(train)
+    elastic.run(train, STATE, _saver())
 
 
 def connects_inside() -> None:
-    elastic.run(STATE)(lambda world: dist.init_process_group("gloo"))
+    elastic.run(lambda world: dist.init_process_group("gloo"), STATE)
 
 
 def loads_before() -> None:
     _saver().resume()
-    elastic.run(STATE)(lambda world: None)
+    elastic.run(lambda world: None, STATE)
 
 
 def ends_as_with_torchrun() -> None:
@@ -153,7 +153,7 @@ def ends_as_with_torchrun() -> None:
         STATE.commit()
         saver.save()
 
-    elastic.run(STATE, saver)(train)
+    elastic.run(train, STATE, saver)
     saver.save(sync=True)  # it is saved
     NOTES.say("ended", step=STATE.step, held=saver.saved_step)
     destroy_process_group()
@@ -161,37 +161,12 @@ def ends_as_with_torchrun() -> None:
     saver.close()
 
 
-def calls_what_has_run() -> None:
-    @elastic.run(STATE)
-    def train(world: elastic.World) -> None:
-        STATE.commit()
-        NOTES.say("step", world, step=STATE.step)
-
-    train()
-
-
-def calls_as_with_horovod() -> None:
-    @elastic.run
-    def train(world: elastic.World) -> int:
-        STATE.commit()
-        NOTES.say("step", world, step=STATE.step)
-        return STATE.step
-
-    NOTES.say("ended", step=train(STATE))
-
-
-def decorates_only() -> None:
-    @elastic.run
-    def train(world: elastic.World) -> None:
-        NOTES.say("step", world)
-
-
 def fail_with_words_of_gloo() -> None:
     def train(world: elastic.World) -> None:
         STATE.commit()
         raise RuntimeError("my data server data01:9000: Connection refused")
 
-    elastic.run(STATE)(train)
+    elastic.run(train, STATE)
 
 
 def fail_while_a_reset_is_handled() -> None:
@@ -202,7 +177,7 @@ def fail_while_a_reset_is_handled() -> None:
         except ConnectionResetError:
             _ = {}["batch_size"]
 
-    elastic.run(STATE)(train)
+    elastic.run(train, STATE)
 
 
 ALONE = (
@@ -217,8 +192,6 @@ ALONE = (
     saves_beside,
     saves_after,
     connects_inside,
-    calls_what_has_run,
-    calls_as_with_horovod,
 )
 
 

@@ -73,7 +73,7 @@ def main() -> None:
         weights = sum(float(p.double().abs().sum()) for p in models.parameters())
         notes.say("ended", world, step=state.step, digest=weights)
 
-    elastic.run(state)(train)
+    elastic.run(train, state)
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def main() -> None:
             time.sleep(args.seconds)
         notes.say("ended", world, step=state.step, digest=digest(model))
 
-    elastic.run(state, saver)(train)
+    elastic.run(train, state, saver)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main() -> None:
                 state.commit()
                 notes.say("step", world, step=state.step)
 
-    elastic.run(state, saver, start_over=args.kind == "forgets, anew")(train)
+    elastic.run(train, state, saver, start_over=args.kind == "forgets, anew")
     if args.kind == "exports":
         notes.say("exports")
         while not notes.has("exported"):

@@ -43,7 +43,7 @@ def main() -> None:
             notes.say("step", world, step=state.step)
         notes.say("ended", world, step=state.step, digest=digest(model))
 
-    elastic.run(state)(train)
+    elastic.run(train, state)
 
 
 if __name__ == "__main__":

@@ -331,32 +331,36 @@ def test_what_an_owner_refuses_is_an_error_that_names_it(tmp_path: Path) -> None
         resumed(tmp_path, {"picky": Picky()}, {"picky": Picky()})
 
 
-def test_the_counters_of_a_state_are_saved_if_there_are_any(tmp_path: Path) -> None:
-    def saved(**counters: int) -> State:
-        state = State(model=nn.Linear(2, 2))
-        for name, value in counters.items():
-            setattr(state, name, value)
-        return state
-
-    def checkpointer(state: State) -> Checkpointer:
+def test_the_values_of_a_state_are_saved_and_must_be_there(tmp_path: Path) -> None:
+    def checkpointer(state: State, *, with_values: bool = True) -> Checkpointer:
         made = Checkpointer(tmp_path, dict(state.parts))
-        made._entries.add_counters(state.counters_entry())
+        if with_values:
+            made._entries.add_values(state)
         return made
 
-    with_none = checkpointer(saved())
-    with_none.steps = 1
-    with_none.save(sync=True)
-    kept = saved(seen=7)
+    def saved(state: State, step: int, *, with_values: bool = True) -> None:
+        made = checkpointer(state, with_values=with_values)
+        made.steps = step
+        made.save(sync=True)
+
+    def state(**values: int) -> State:
+        return State(model=nn.Linear(2, 2), **values)
+
+    saved(state(seen=1), 1, with_values=False)
+    kept = state(seen=7)
     checkpointer(kept).resume()
-    assert kept.seen == 7, "a checkpoint without counters leaves them alone"
-    again = checkpointer(kept)
-    again.steps = 2
-    again.save(sync=True)
-    other = saved(seen=1, gone=2)
+    assert kept.seen == 7, "a checkpoint without a State leaves them alone"
+    kept.later = torch.ones(2)  # set while it trains
+    saved(kept, 2)
+    other = state(seen=1)
     assert checkpointer(other).resume() == 2
-    assert other.seen == 7
-    assert not hasattr(other, "gone")
-    assert Checkpointer(tmp_path, dict(other.parts)).resume() == 2, "nobody needs a State to load"
+    assert (other.seen, other.later.tolist()) == (7, [1, 1])
+    with pytest.raises(CheckpointUsageError, match=r"it lacks elastic_runtime\.values\.best;"):
+        checkpointer(state(seen=1, best=3)).resume()
+    renamed = state(seen=1, best=3)
+    assert checkpointer(renamed).resume(strict=False) == 2
+    assert (renamed.seen, renamed.best) == (7, 3)
+    assert checkpointer(other, with_values=False).resume() == 2, "nobody needs a State to load"
 
 
 # Parameters are called what their modules call them

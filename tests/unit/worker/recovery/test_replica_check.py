@@ -13,8 +13,8 @@ from torch.distributed.tensor import Replicate, distribute_module, distribute_te
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.training.state import State
+from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from tests.ranks import Outcome, kill_self, run_ranks, values
 from tests.unit.worker.state.small_job import begun
 
@@ -25,7 +25,7 @@ def _net() -> nn.Module:
 
 
 def _started(model: nn.Module, optim: torch.optim.Optimizer) -> State:
-    state = State(model=model, optim=optim)
+    state = State(model=model, optim=optim).keep_in_memory()
     state._replica_check = ReplicaCheck(state._parts, dist.group.WORLD)
     return begun(state)
 
@@ -114,12 +114,12 @@ def _sharded(kind: str) -> None:
         distribute_module(model, mesh)
     elif kind == "wrapped":
         inner = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-        State(model=nn.Sequential(inner))
+        State(model=nn.Sequential(inner)).keep_in_memory()
     elif kind == "part":
         whole = distribute_tensor(torch.ones(4), mesh, [Replicate()])
         model.register_parameter("extra", nn.Parameter(whole))
     if state is None:
-        State(model=model)
+        State(model=model).keep_in_memory()
     else:
         try:
             state.commit()

@@ -17,6 +17,7 @@ from torch import nn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import LOST_STEPS_ALLOWED
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import state_transfer
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
@@ -37,7 +38,6 @@ from elastic_runtime.worker.recovery.state_transfer import (
     plan,
 )
 from elastic_runtime.worker.state.state_parts import TensorForm
-from elastic_runtime.training.state import State
 from elastic_runtime.worker.world import FollowsWorld, World
 from tests.ranks import kill_self, run_ranks, values
 from tests.unit.worker.state.small_job import Job
@@ -202,7 +202,7 @@ _NEW = RankStatus(0, MemoryCondition.NEW)
 
 
 def _check(status: RankStatus, committed: int, *, start_over: bool = False) -> None:
-    state = State(model=nn.Linear(1, 1))
+    state = State(model=nn.Linear(1, 1)).keep_in_memory()
     settling = StateRecovery(state, None, lambda *_, **__: None, start_over=start_over)
     settling._check_beginning(choose([status]), EarlierRounds("job", committed))
 
@@ -257,7 +257,7 @@ class _Follower(_Part, FollowsWorld):
 
 def _followed() -> tuple[World | None, list[int] | None]:
     part = _Follower()
-    state = State(model=nn.Linear(1, 1), part=part, other=_OfAnotherLibrary())
+    state = State(model=nn.Linear(1, 1), part=part, other=_OfAnotherLibrary()).keep_in_memory()
     gloo = GlooGroups(dist.new_group(), dist.new_group, lambda: False)
     recovery = StateRecovery(state, None, lambda *_, **__: None, start_over=False)
     recovery.recover(gloo, World.of_environment(os.environ), EarlierRounds())
@@ -514,7 +514,7 @@ def gives(kind: str) -> None:
             a=rank // 2 if kind == "forgets" else 0,
             fail=kind == "fails" and rank == 1,
         ),
-    )
+    ).keep_in_memory()
     if rank == 0:
         state.remember_commit(1)
     together(state)
@@ -596,7 +596,7 @@ def odd_tensors() -> list[Any]:
             module.register_parameter(name, nn.Parameter(tensor))
         else:
             module.register_buffer(name, tensor)
-    state = State(module=module)
+    state = State(module=module).keep_in_memory()
     if one:
         state.remember_commit(1)
     together(state)
@@ -668,7 +668,7 @@ def test_another_form_gets_memory_of_its_own() -> None:
 def test_a_state_makes_room_for_optimizers_that_have_made_no_step() -> None:
     model = nn.Linear(_LARGE >> 10, 1 << 10, bias=False)
     optim = torch.optim.Adam(model.parameters())
-    state = State(model=model, optim=optim)
+    state = State(model=model, optim=optim).keep_in_memory()
     form = TensorForm.of(model.weight)
     state.preallocate()
     assert _in_memory(state.tensor_for(form))

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
 from elastic_runtime.worker.state.commit_image import CommitImage
-from elastic_runtime.training.state import State
 
 
 class Job:
@@ -34,6 +34,7 @@ class Job:
         )
         self.state.seen = 0
         self.state.losses = []
+        self.state.keep_in_memory()
         self.committed = ""  # what it held at a commit, if somebody keeps that
 
     def start(self) -> Job:
@@ -66,6 +67,7 @@ class Job:
 
 def begun(state: State) -> State:
     """As in a run, with its beginning for a commit."""
+    state.keep_in_memory()
     state._on_commit = lambda: None
     state.remember_commit(0)
     return state

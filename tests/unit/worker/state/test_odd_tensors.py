@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state.tensor_copies import TensorCopies, receives
 from elastic_runtime.training.state import State
+from elastic_runtime.worker.state.tensor_copies import TensorCopies, receives
 from tests.unit.worker.state.small_job import begun, copy_of
 
 KINDS = ("expanded", "inference", "conjugate", "negative", "plain")
@@ -96,18 +96,18 @@ def test_all_are_given_to_another_rank() -> None:
 def test_a_scripted_module_is_refused_with_its_name() -> None:
     scripted = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(UsageError, match=r"^model\.1 is a scripted module.*torch\.compile"):
-        State(model=nn.Sequential(nn.ReLU(), scripted))
+        State(model=nn.Sequential(nn.ReLU(), scripted)).keep_in_memory()
 
 
 def test_a_module_without_values_is_refused_until_it_has_some() -> None:
     model = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
     with pytest.raises(UsageError, match=r"^model\.0\.weight has no values yet.*LazyLinear"):
-        State(model=model)
+        State(model=model).keep_in_memory()
     model[0](torch.ones(2, 3))
     with pytest.raises(UsageError, match=r"^model\.1\..* has no values yet"):
-        State(model=model)
+        State(model=model).keep_in_memory()
     model(torch.ones(2, 3))
-    State(model=model).remember_commit(0)
+    State(model=model).keep_in_memory().remember_commit(0)
 
 
 # Copies of tensors

@@ -16,10 +16,10 @@ from torch import nn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
-from elastic_runtime.training.state import State
 from tests.etcd_server import free_port
 from tests.queued_device import QueuedDevice, QueuedSGD
 from tests.unit.worker.state.small_job import begun, copy_of

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from elastic_runtime.training.state import State
+from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
 from tests.unit.worker.state.small_job import as_text, begun, copy_of
 
 STEPS = 6

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
+from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateLost
 from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.state_parts import StatefulPart
-from elastic_runtime.training.state import State
 from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
 from tests.unit.worker.state.small_job import Job, begun, copy_of, has_status
 
@@ -105,7 +105,7 @@ def test_rolls_back_buffers_that_were_replaced_or_added() -> None:
     module.register_buffer("kept", torch.zeros(2))
     module.register_buffer("none", None)
     kept = module.kept
-    state = State(module=module)
+    state = State(module=module).keep_in_memory()
     state.remember_commit(0)
     module.kept = torch.ones(5)
     module.none = torch.ones(1)
@@ -243,7 +243,7 @@ def test_a_shadow_rolls_back_from_anywhere() -> None:
 def test_a_shadow_keeps_optimizer_state_that_is_no_tensor() -> None:
     model = nn.Linear(2, 1)
     optim = torch.optim.LBFGS(model.parameters())
-    state = State(shadow=True, model=model, optim=optim)
+    state = State(shadow=True, model=model, optim=optim).keep_in_memory()
 
     def closure() -> torch.Tensor:
         optim.zero_grad()
@@ -263,7 +263,7 @@ def test_a_shadow_keeps_optimizer_state_that_is_no_tensor() -> None:
 
 def test_refuses_bad_counters_when_they_are_set() -> None:
     model = nn.Linear(1, 1)
-    state = State(model=model)
+    state = State(model=model).keep_in_memory()
     with pytest.raises(UsageError, match=r"state\.best\.loss is a builtins\.object"):
         state.best = {"loss": object()}
     with pytest.raises(UsageError, match="'step' is a name of State's own"):
@@ -280,7 +280,7 @@ def test_refuses_bad_counters_when_they_are_set() -> None:
 
 def test_a_state_says_what_it_holds() -> None:
     model = nn.Linear(1, 1)
-    state = State(model=model, optim=torch.optim.SGD(model.parameters(), lr=0.1))
+    state = State(model=model, optim=torch.optim.SGD(model.parameters(), lr=0.1)).keep_in_memory()
     state.best = 0.5
     state.long = list(range(1000))
     said = repr(state)
@@ -372,7 +372,7 @@ def test_optimizer_state_keeps_its_type() -> None:
     def build() -> tuple[torch.optim.Optimizer, State]:
         model = nn.Linear(2, 2).bfloat16()
         optim = torch.optim.Adam(model.parameters())
-        return optim, State(model=model, optim=optim)
+        return optim, State(model=model, optim=optim).keep_in_memory()
 
     (optim, state), (other_optim, other) = build(), build()
     parameter = optim.param_groups[0]["params"][0]
@@ -395,7 +395,7 @@ def test_extra_states_of_modules_are_covered() -> None:
 
     here, there = nn.Sequential(Counting()), nn.Sequential(Counting())
     here[0].calls = 3
-    state, other = State(model=here), State(model=there)
+    state, other = State(model=here).keep_in_memory(), State(model=there).keep_in_memory()
     state.remember_commit(0)
     here[0].calls = 4
     state.roll_back()
@@ -406,7 +406,10 @@ def test_extra_states_of_modules_are_covered() -> None:
 
 def test_wrappers_do_not_show() -> None:
     model = nn.Linear(2, 2)
-    plain, wrapped = State(model=model), State(model=nn.DataParallel(nn.Linear(2, 2)).cpu())
+    plain, wrapped = (
+        State(model=model).keep_in_memory(),
+        State(model=nn.DataParallel(nn.Linear(2, 2)).cpu()).keep_in_memory(),
+    )
     plain.remember_commit(2)
     wrapped.load(*copy_of(plain.commit_image()))
     assert wrapped.digest() == plain.digest()
@@ -422,9 +425,9 @@ def test_wrappers_do_not_show() -> None:
     ],
 )
 def test_models_that_differ_are_named(model: nn.Module, what: str) -> None:
-    state = State(model=nn.Linear(2, 2))
+    state = State(model=nn.Linear(2, 2)).keep_in_memory()
     state.remember_commit(0)
-    other = State(model=model)
+    other = State(model=model).keep_in_memory()
     other.remember_commit(7)
     with pytest.raises(UsageError, match=f"models differ between ranks.*({what})"):
         other.load(*copy_of(state.commit_image()))
@@ -435,10 +438,10 @@ def test_objects_and_parameter_groups_that_differ_are_named() -> None:
     model = nn.Linear(2, 2)
     optim = torch.optim.SGD(model.parameters(), lr=0.1)
     two = [{"params": [model.weight]}, {"params": [model.bias]}]
-    state = State(model=model, optim=optim)
+    state = State(model=model, optim=optim).keep_in_memory()
     with pytest.raises(UsageError, match="objects of the State: also nothing here, also optim"):
-        State(model=model).load(*copy_of(state.commit_image()))
-    other = State(model=model, optim=torch.optim.SGD(two, lr=0.1))
+        State(model=model).keep_in_memory().load(*copy_of(state.commit_image()))
+    other = State(model=model, optim=torch.optim.SGD(two, lr=0.1)).keep_in_memory()
     with pytest.raises(UsageError, match=r"parameters of 'optim': 1\+1 in 2 groups"):
         other.load(*copy_of(state.commit_image()))
 
@@ -478,7 +481,7 @@ def test_refuses_what_it_cannot_keep() -> None:
         State(shadow=nn.Linear(1, 1))  # type: ignore[arg-type]
     loose = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
     with pytest.raises(UsageError, match=r"'optim' \(shape \(3,\)\) belongs to no module"):
-        State(optim=loose)
+        State(optim=loose).keep_in_memory()
 
 
 class _Counting:
@@ -520,7 +523,7 @@ def test_an_optimizer_that_only_passes_steps_on_is_seen_through() -> None:
     inner = torch.optim.Adam(model.parameters())
     for wrapper, kept in ((Passing(Passing(inner)), inner), (outer := Averaging(inner), outer)):
         assert unwrapped_optimizer(wrapper) is kept
-    state = State(model=model, optim=Passing(inner))
+    state = State(model=model, optim=Passing(inner)).keep_in_memory()
     state.remember_commit(1)
     model(torch.ones(1, 2)).sum().backward()
     Passing(inner).step()

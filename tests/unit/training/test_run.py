@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from functools import partial
@@ -44,7 +43,7 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
-    monkeypatch.setattr(forms, "train_in_place", made)
+    monkeypatch.setattr(forms, "train_to_end", made)
     return made
 
 
@@ -73,60 +72,21 @@ def test_the_function_runs_where_it_is_called(
     assert elastic.run(size, state, saver, start_over=True) == 1
     assert elastic.run(train=size, state=state, checkpointer=saver) == 1
     assert calls.made == [
-        {"state": state, "saver": None, "start_over": False, "strict": True},
-        {"state": state, "saver": saver, "start_over": True, "strict": True},
-        {"state": state, "saver": saver, "start_over": False, "strict": True},
+        {"state": state, "saver": None, "in_place": True, "start_over": False, "strict": True},
+        {"state": state, "saver": saver, "in_place": True, "start_over": True, "strict": True},
+        {"state": state, "saver": saver, "in_place": True, "start_over": False, "strict": True},
     ]
-
-
-def test_a_bare_decorator_runs_when_the_function_is_called(
-    calls: Calls, state: State, saver: Checkpointer
-) -> None:
-    @elastic.run
-    def train(world: World) -> int:
-        """Trains."""
-        return world.size
-
-    assert calls.made == []
-    assert (train.__name__, train.__doc__) == ("train", "Trains.")
-    assert train(state, checkpointer=saver, start_over=True) == 1
-    assert calls.made == [{"state": state, "saver": saver, "start_over": True, "strict": True}]
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_a_decorator_with_a_state_runs_at_once(
-    calls: Calls, state: State, saver: Checkpointer, by_name: bool
-) -> None:
-    if by_name:
-        assert elastic.run(state=state, checkpointer=saver)(size) == 1
-    else:
-        assert elastic.run(state, saver)(size) == 1
-    assert calls.made == [{"state": state, "saver": saver, "start_over": False, "strict": True}]
-
-
-def test_calling_what_has_run_at_once_does_nothing(calls: Calls, state: State) -> None:
-    train: Any = elastic.run(state)(nothing)
-    assert train() is None and train(state) is None
-    assert len(calls.made) == 1
-    assert not train
-    assert repr(train) == "None"
-    assert pickle.loads(pickle.dumps(train)) is None
 
 
 @pytest.mark.parametrize(
     ("misuse", "told"),
     [
-        (lambda state: elastic.run(), "none was given"),
-        (lambda state: elastic.run(nothing)(), "none was given"),
-        (lambda state: elastic.run(nothing, start_over=True), "none was given"),
-        (lambda state: elastic.run(nothing)(nn.Linear(1, 1)), "this is a Linear"),
-        (lambda state: elastic.run(nothing, strict=False), "none was given"),
+        (lambda state: elastic.run(nothing, None), "none was given"),
         (lambda state: elastic.run(nothing, torch.ones(1)), "this is a Tensor"),
-        (lambda state: elastic.run(nothing, state, "runs/x"), 'Checkpointer("runs/x", {"model"'),
+        (lambda state: elastic.run(nothing, state, "runs/x"), 'state.checkpoints("runs/x"'),
         (lambda state: elastic.run({"model": 1}, state), "needs the function that trains"),
-        (lambda state: elastic.run(state, nothing), "the order is"),
+        (lambda state: elastic.run(state, nothing), "needs the function that trains"),
         (lambda state: elastic.run(nothing, state, state), "a State as its checkpointer"),
-        (lambda state: elastic.run(lambda state: state.step), "write def <lambda>(world)"),
     ],
 )
 def test_a_mistake_is_told_on_the_spot(
@@ -136,19 +96,6 @@ def test_a_mistake_is_told_on_the_spot(
         misuse(state)
     assert told in str(refused.value)
     assert calls.made == []
-
-
-def test_a_call_without_a_state_whose_result_goes_nowhere_is_refused(calls: Calls) -> None:
-    with pytest.raises(UsageError, match=r"needs a State: write elastic\.run\(nothing, state\)"):
-        elastic.run(nothing)
-    assert calls.made == []
-
-
-def test_a_state_that_is_bound_already_is_no_parameter(calls: Calls, state: State) -> None:
-    def train(state: State, world: World) -> int:
-        return state.step + world.size
-
-    assert elastic.run(partial(train, state))(state) == 1
 
 
 def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +173,6 @@ ROOT = Path(__file__).parents[3]
 USE = """
 from typing import assert_type
 import elastic_runtime as elastic
-from elastic_runtime.training.run import Trains
 
 class Net:
     pass
@@ -235,30 +181,28 @@ class Work(elastic.State):
     net: Net
     epoch: int
 
-work = Work(net=Net())
+work = Work(net=Net(), epoch=0)
 assert_type(work.net, Net)
 assert_type(work.epoch, int)
-ckpt = elastic.Checkpointer("runs", work.parts)
+work.checkpoints("runs", every="30s")
+work.at("50 steps", lambda: print(work.epoch), name="log")
 
 def train(world: elastic.World) -> int:
     return world.size
 
-@elastic.run
-def later(world: elastic.World) -> float:
-    return 0.5
-
-assert_type(elastic.run(train, work, ckpt), int)
-assert_type(elastic.run(train, work, checkpointer=ckpt, start_over=True), int)
-assert_type(later, Trains[float])
-assert_type(later(work, checkpointer=ckpt), float)
-assert_type(elastic.run(work, ckpt)(train), int)
+assert_type(elastic.run(train, work), int)
+assert_type(elastic.run(train, work, in_place=False, strict=False), int)
+with work.resumed() as world:
+    assert_type(world, elastic.World)
+assert_type(work.world, elastic.World)
+assert_type(elastic.load("runs", work, step=3), int)
 """
 WRONG = """
 work.epoch = "first"
 elastic.run(work, train)
-elastic.run(train, ckpt)
-later()
-later(train)
+work.at(train, "end")
+elastic.run(train)
+work.checkpoints()
 """
 
 
@@ -289,4 +233,4 @@ def test_annotations_change_nothing_at_run_time() -> None:
     assert_type(work.best, float)
     assert work.model is model
     assert work.best == 0.5
-    assert work.counters_entry().state_dict() == {"best": 0.5}
+    assert work.values == {"best": 0.5}

@@ -1,0 +1,123 @@
+"""Where and how often a State is saved, and how it is loaded without training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime.checkpoint.entries.flat_state import Entries
+from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
+from elastic_runtime.checkpoint.format.manifest import newest_first
+from elastic_runtime.checkpoint.load.load_run import LoadRun
+from elastic_runtime.checkpoint.save.save_timetable import parse_limit
+from elastic_runtime.checkpoint.save_interval import parse_every
+from elastic_runtime.checkpoint.storage.open_storage import open_storage
+from elastic_runtime.checkpoint.storage.retention import parse_retention
+from elastic_runtime.errors import CheckpointUsageError, DamagedCheckpoint
+from elastic_runtime.worker.peers import Peers
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from elastic_runtime.checkpoint.save_interval import Interval
+    from elastic_runtime.training.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """The arguments of ``State.checkpoints``; see there.
+
+    Raises:
+        CheckpointUsageError: one of them cannot be used.
+    """
+
+    place: str | os.PathLike[str]
+    every: Interval | Sequence[Interval] | None = None
+    keep: int | None = None
+    keep_every: int | str | timedelta | None = None
+    sync: bool = False
+    snapshots: Interval | Sequence[Interval] | None = None
+    on_error: Literal["continue", "raise"] = "continue"
+    max_age: Interval | Sequence[Interval] | None = None
+
+    def __post_init__(self) -> None:
+        interval = parse_every(self.every)
+        parse_limit(self.max_age, interval, "max_age")
+        parse_retention(self.keep, self.keep_every)
+        parse_every(self.snapshots, "snapshots")
+        if self.on_error not in ("continue", "raise"):
+            raise CheckpointUsageError(
+                f"on_error={self.on_error!r} is not understood; give 'continue' or 'raise'"
+            )
+
+    def saver(self, objects: Mapping[str, Any]) -> Checkpointer:
+        """What saves these objects there.
+
+        Args:
+            objects: by name.
+        """
+        return Checkpointer(
+            self.place,
+            dict(objects),
+            every=self.every,
+            keep=self.keep,
+            keep_every=self.keep_every,
+            sync=self.sync,
+            snapshot_every=self.snapshots,
+            on_save_error=self.on_error,
+            max_save_age=self.max_age,
+        )
+
+
+def load(
+    place: str | os.PathLike[str], state: State, *, step: int | None = None, strict: bool = True
+) -> int:
+    """Loads a checkpoint into the objects of a State, for an evaluation or an export.
+
+    It needs no ``elastic.run``, and no other process; with a process group all ranks call it.
+    Generators, and what else each rank has for itself, are left as they are.
+
+    Example::
+
+        state = elastic.State(model=model)
+        elastic.load("runs/digits", state, strict=False)  # the model, of all that was saved
+
+    Args:
+        place: where the checkpoints are: a path, or a URL that fsspec knows.
+        state: whose objects and values are replaced.
+        step: of the checkpoint; None: the newest one that is whole.
+        strict: whether the checkpoint must have exactly the objects of the State. False: what it
+            lacks stays as it is, and what only it has is left out.
+
+    Returns:
+        The step at which it was saved, which is that of the State now.
+
+    Raises:
+        CheckpointUsageError: there is no such checkpoint, or it does not fit.
+        DamagedCheckpoint: it is not what was written; without ``step`` there is none that is.
+    """
+    storage = open_storage(place)
+    whole = [one for one in newest_first(storage.names()) if storage.has_manifest(one)]
+    wanted = [one for one in whole if step is None or one.step == step]
+    if not wanted:
+        there = ", ".join(str(one.step) for one in whole) or "none"
+        what = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        raise CheckpointUsageError(f"there is not {what} in {storage.where}; steps there: {there}")
+    entries = Entries(state.saved_objects())
+    entries.add_values(state)
+    peers = Peers()
+    damage: DamagedCheckpoint | None = None
+    for which in wanted:
+        run = LoadRun(storage, which, entries, RankPosition(peers.rank, peers.world), strict=strict)
+        try:
+            run.run(peers)
+        except DamagedCheckpoint as error:
+            damage = damage or error
+            continue
+        state.resumed_at(which.step)
+        return which.step
+    assert damage is not None
+    raise damage
