@@ -177,3 +177,15 @@ class DutyUnknown(NotedEvent):
 
     duty: str
     step: int
+
+
+@dataclass(frozen=True)
+class StateCopied(NotedEvent):
+    """A collective of the script stands between an optimizer and its commit."""
+
+    name = "state.copied"
+    sentence = (
+        "a collective stands between an optimizer and its commit(): from now on each commit copies "
+        "all parameters and optimizer state, so that a fault there can be undone; to save the "
+        "memory and the time, call it before the optimizer, or in what state.at(...) calls"
+    )

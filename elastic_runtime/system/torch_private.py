@@ -382,6 +382,32 @@ def abort_nccl() -> None:
             group._get_backend(torch.device("cuda")).abort()
 
 
+# What groups of this package are called, so that its own collectives are not taken for a script's.
+OWN_GROUP = "elastic_runtime"
+_KINDS_OF_DEVICE = ("cpu", "cuda")
+
+
+def collectives_of_script() -> int:
+    """How many collectives this process has called in all groups but those of this package.
+
+    There is no public count. It tells whether there was one between two looks.
+    """
+    import torch
+    import torch.distributed as dist
+
+    counted = 0
+    if not dist.is_initialized():
+        return counted
+    for group in all_groups():
+        if group.group_desc == OWN_GROUP:
+            continue
+        for device in _KINDS_OF_DEVICE:
+            with suppress(RuntimeError):  # it has no backend for that
+                backend = group._get_backend(torch.device(device))
+                counted += backend._get_sequence_number_for_group()
+    return counted
+
+
 def nccl_collectives() -> int | None:
     """How many collectives this process has queued on NCCL, in all groups that exist.
 

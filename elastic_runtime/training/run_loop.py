@@ -212,8 +212,8 @@ class RunLoop:
         world = World.of_environment(os.environ)
         made = self._connect()
         try:
-            group = dist.new_group(backend="gloo")
-            gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+            group = _another_group()
+            gloo = GlooGroups(group, _another_group, lambda: False)
             self._state.enter(world)
             if self._state.in_memory:
                 self._recovery.recover(gloo, world, EarlierRounds())
@@ -435,7 +435,7 @@ class RunLoop:
     def _save_alone(self, saver: Saver) -> None:
         """Saves the state of this process between two rounds, in a world of one rank."""
         group = self._regrouping.alone()
-        gloo = GlooGroups(group, lambda: dist.new_group(backend="gloo"), lambda: False)
+        gloo = GlooGroups(group, _another_group, lambda: False)
         if self._recovery.alone(gloo, World(0, 1, 0, 1, 0, 1, round=self._state._round)):
             saver.save(sync=True)
 
@@ -443,6 +443,12 @@ class RunLoop:
         saver = self._saver
         code = EXIT_WORKER_LEFT if saver is not None and saver.saved_step == self._state.step else 0
         end_on_request(code, has_agent=self._here.has_agent)
+
+
+def _another_group() -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", group_desc=torch_private.OWN_GROUP)
+    assert group is not None
+    return group
 
 
 class Commit:

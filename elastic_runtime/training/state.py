@@ -19,9 +19,12 @@ import torch
 
 from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition, owned_by_rank
 from elastic_runtime.errors import UsageError
+from elastic_runtime.events.state_events import StateCopied
+from elastic_runtime.system import torch_private
 from elastic_runtime.training.checkpoints import CheckpointSettings
 from elastic_runtime.training.duties import Duties
 from elastic_runtime.training.rank_values import RankValues
+from elastic_runtime.worker.context import context
 from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, StateLost
 from elastic_runtime.worker.recovery.replica_check import refuse_sharded
@@ -38,6 +41,7 @@ from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.outside_changes import OutsideChanges
 from elastic_runtime.worker.state.rng_state import RandomGenerators
 from elastic_runtime.worker.state.state_parts import (
+    ModulePart,
     OptimizerPart,
     TensorForm,
     moves,
@@ -127,6 +131,7 @@ class State:
     _newcomer: bool  # nothing was ever committed in this process
     _optimizer_steps: OptimizerSteps
     _changes: OutsideChanges | None  # None with a shadow, which undoes all
+    _collectives: int | None  # of the script, when its optimizers had finished
     _spare: PreallocatedTensors  # for what may be received
     _gate: OptimizerGate  # set by elastic.run; what optimizers and commits must pass
     _replica_check: ReplicaCheck | None  # set by elastic.run; compares the ranks of a round
@@ -192,6 +197,7 @@ class State:
         self._newcomer = True
         self._optimizer_steps = OptimizerSteps()
         self._changes = None
+        self._collectives = None
         self._spare = PreallocatedTensors(())
         self._gate = OptimizerGate(lambda: None)
         self._replica_check = None
@@ -323,6 +329,7 @@ class State:
             loader.before_commit(optimized=self._optimized)
         if self._in_memory:
             self._gate.before_commit()
+            self._look_between_optimizer_and_commit()
             if self._replica_check is not None:
                 self._replica_check.before_commit(self._commits + 1)
         self._advance()
@@ -427,7 +434,7 @@ class State:
         self._in_memory = True
         self.watch_optimizers()
         for part in self._parts:
-            if isinstance(part, OptimizerPart) and not self._shadow:
+            if isinstance(part, OptimizerPart):
                 self._watch(part)
         return self
 
@@ -706,6 +713,7 @@ class State:
             "progress": self._progress,
             "usual": self._optimizer_steps.usual,
             "tail": sorted(self._changes.tail) if self._changes is not None else [],
+            "shadow": self._shadow,
         }
         if for_others:
             meta["own"] = self._own.for_others(generators=self._with_generators)
@@ -808,6 +816,8 @@ class State:
             self._begin_own(meta)
         self._optimizer_steps.usual = dict(meta["usual"])
         self._commits = meta["commits"]
+        if meta["shadow"]:
+            self._copy_all()
         if self._changes is not None:
             self._changes.tail = set(meta["tail"])
         self._drop_leftovers()
@@ -872,6 +882,8 @@ class State:
         steps = self._optimizer_steps
 
         def before(*_: object) -> None:
+            if self._shadow:  # a step can be undone wherever it is: it leaves the memory clean
+                return
             self._gate.before_optimizer(part.optimizer)
             if steps.begin() and self._changes is not None:
                 self._changes.before_optimizers()
@@ -879,6 +891,9 @@ class State:
                 self._condition = MemoryCondition.DIRTY
 
         def after(*_: object) -> None:
+            if self._shadow:
+                return
+            self._collectives = torch_private.collectives_of_script()
             steps.end(part.name)
             finished = steps.are_as_usual
             if self._condition is MemoryCondition.DIRTY and finished:
@@ -917,6 +932,27 @@ class State:
         if self._in_memory:
             self.remember_commit(step)
         self._step = step
+
+    def _look_between_optimizer_and_commit(self) -> None:
+        """Has all be copied from now on, if a collective stood between an optimizer and its commit.
+
+        A rank that is interrupted there has finished its optimizers, and nobody knows what was yet
+        to follow: a schedule, an average. With copies the step is undone instead.
+        """
+        if self._collectives is None or self._shadow:
+            return
+        called = torch_private.collectives_of_script() != self._collectives
+        self._collectives = None
+        if called:
+            self._copy_all()
+            if context().rank == 0:
+                context().note(StateCopied())
+
+    def _copy_all(self) -> None:
+        self._shadow, self._changes = True, None
+        for part in self._parts:
+            if isinstance(part, ModulePart | OptimizerPart):
+                part.copy_all()
 
     def _drop_leftovers(self) -> None:
         for part in self._parts:

@@ -25,6 +25,7 @@ from elastic_runtime.errors import (
     UnknownFormat,
     UsageError,
 )
+from elastic_runtime.system import torch_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ class Peers:
                 "elastic.run, leave that use out"
             )
         if self.world > 1:
-            self.group = group or dist.new_group(backend="gloo")
+            self.group = group or dist.new_group(backend="gloo", group_desc=torch_private.OWN_GROUP)
 
     def gather(self, value: Any) -> list[Any]:
         """Gathers one value of each rank, in rank order, on every rank.

@@ -145,7 +145,9 @@ class Ranks(ABC):
             Interrupted: ``interrupt`` was called.
             RuntimeError: a peer could not be reached.
         """
-        group = dist.new_group(backend="gloo", timeout=BUILD_TIMEOUT)
+        group = dist.new_group(
+            backend="gloo", timeout=BUILD_TIMEOUT, group_desc=torch_private.OWN_GROUP
+        )
         assert group is not None
         torch_private.set_timeout(group, "cpu", TIMEOUT)
         return group

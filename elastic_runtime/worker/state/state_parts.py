@@ -153,6 +153,10 @@ class ModulePart:
         for name, state in self._extra.items():
             self._with_extra[name].set_extra_state(copied(state))
 
+    def copy_all(self) -> None:
+        """Has each snapshot copy all parameters from now on."""
+        self._shadow = True
+
     def parameters(self) -> dict[str, torch.Tensor]:
         """The parameters as they are now, by name."""
         return dict(self.module.named_parameters(remove_duplicate=False))
@@ -296,6 +300,10 @@ class OptimizerPart:
 
     def drop_leftovers(self) -> None:
         torch_private.forget_scale(self.optimizer)
+
+    def copy_all(self) -> None:
+        """Has each snapshot copy all of its state from now on."""
+        self._shadow = True
 
     def stateless(self) -> list[torch.Tensor]:
         """The parameters that the optimizer has no state of yet."""
