@@ -13,6 +13,7 @@ class Stretch:
         until: the position that follows them.
         rank, world: whose shares, and of how many.
         batch, micro_batch: samples in a global batch and in a micro-batch, as they were.
+        at_once: how many a rank holds at a time; 0: all of its share.
     """
 
     until: tuple[int, int]
@@ -20,6 +21,7 @@ class Stretch:
     world: int
     batch: int
     micro_batch: int
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Outlook:
     batch: int
     micro_batch: int
     earlier: tuple[Stretch, ...] = ()
+    at_once: int = 0
 
     def at(self, position: tuple[int, int]) -> Stretch | Outlook:
         """Whose shares are taken at a position, and how large batches are there."""

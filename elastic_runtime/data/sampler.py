@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,8 @@ from elastic_runtime.worker.world import FollowsWorld, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import torch
 
     from elastic_runtime.data.epoch_order import Order
 
@@ -56,6 +59,28 @@ def share_of(count: int, rank: int, world: int) -> tuple[int, int]:
     small, larger = divmod(count, world)
     start = rank * small + min(rank, larger)
     return start, start + small + (rank < larger)
+
+
+def pieces_of(count: int, rank: int, world: int, at_once: int) -> list[tuple[int, int]]:
+    """How a rank's share of a global batch is cut: in as many pieces as on all other ranks.
+
+    The number follows from the largest share. A share is cut evenly, and not filled up: an empty
+    piece takes a sample of another rank, which a normalization would see.
+
+    Args:
+        count: samples in the global batch.
+        rank: whose share.
+        world: how many shares.
+        at_once: the most samples in a piece; 0: a share is one piece.
+
+    Returns:
+        Of each piece its first index in the global batch, and its last one plus one.
+    """
+    first, end = share_of(count, rank, world)
+    largest = -(-count // world)
+    number = max(1, -(-largest // at_once)) if at_once else 1
+    cuts = [share_of(end - first, piece, number) for piece in range(number)]
+    return [(first + start, first + stop) for start, stop in cuts]
 
 
 def present_place() -> tuple[int, int]:
@@ -96,6 +121,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         order: Order | None = None,
         replacement: bool = False,
         micro_batch_size: int | None = None,
+        at_once: int | None = None,
         rank: int | None = None,
         world: int | None = None,
         size: int | None = None,
@@ -117,6 +143,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             replacement: ``order`` may name samples more than once, or leave some out.
             micro_batch_size: for gradient accumulation: a global batch comes in pieces of so many
                 samples, over all ranks, and a commit is made once it has come whole. None: in one.
+            at_once: how many samples a rank holds at a time: its share comes in so large pieces.
             rank, world: of this process; by default those of ``torch.distributed``, and without a
                 process group those of the launcher.
             size, batch: older names of ``data`` and ``batch_size``.
@@ -135,6 +162,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             raise UsageError(f"rank={rank} of world={world}: give both, with 0 <= rank < world")
         self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
         self._micro_batch = micro
+        self.at_once = 0 if at_once is None else _at_once(at_once)
         self._orders = Orders(size, order, replacement=replacement)
         self._place = None if rank is None or world is None else (rank, world)
         # What a thread gets instead of this rank's shares.
@@ -173,7 +201,23 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def outlook(self, rank: int, world: int) -> Outlook:
         """What an iteration would begin with now, as this rank of such a world."""
         now = self.epoch, self.cursor, self._seed
-        return Outlook(*now, rank, world, self._batch, self._micro_batch, self.earlier)
+        sizes = self._batch, self._micro_batch
+        return Outlook(*now, rank, world, *sizes, self.earlier, self.at_once)
+
+    def order_of(self, epoch: int) -> torch.Tensor:
+        """The indices of all samples of an epoch."""
+        return self._orders.of(self._seed, epoch)
+
+    def next_step(self, position: tuple[int, int], batch: int) -> tuple[int, tuple[int, int]]:
+        """How many samples the global batch at a position has, and what follows it.
+
+        Args:
+            position: epoch and cursor.
+            batch: samples in a whole one.
+        """
+        epoch, cursor = position
+        after = self._normalized(epoch, cursor + batch)
+        return min(batch, self._left(epoch, cursor)), after
 
     @property
     def is_plain(self) -> bool:
@@ -280,6 +324,12 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         return -(-samples // self._batch)
 
     @property
+    def steps_left(self) -> int:
+        """How many steps are left in it."""
+        samples = self._left(self.epoch, self.cursor)
+        return samples // self._batch if self._drop_last else -(-samples // self._batch)
+
+    @property
     def place(self) -> tuple[int, int]:
         """The rank whose shares these are, and of how many."""
         return self._place or present_place()
@@ -374,6 +424,7 @@ class Shares:
         self.given = 0
         self._outlook = outlook
         self._begun = False
+        self._cut: deque[list[int]] = deque()  # the pieces of the present step that are to come
         self._go_to(*self.began)
 
     def begin(self) -> None:
@@ -399,9 +450,11 @@ class Shares:
 
     def __next__(self) -> Batch:
         epoch, cursor = self._position
-        if epoch != self._moment.epoch:
+        if epoch != self._moment.epoch and not self._cut:
             raise StopIteration
         share = self._outlook.at(self._position)
+        if share.at_once or self._cut:
+            return self._next_piece(share)
         after = min(cursor + share.micro_batch, self._step + share.batch)
         if after == self._step + share.batch:
             self._step = after
@@ -414,6 +467,18 @@ class Shares:
         # Without a share a rank must still take part in the step: it takes a sample that
         # another one has as well, and loss_scale is 0.
         return Batch((batch[first:end] if first < end else batch[:1]).tolist(), self._moment)
+
+    def _next_piece(self, share: Stretch | Outlook) -> Batch:
+        if not self._cut:
+            epoch, cursor = self._position
+            batch = self._order[cursor : cursor + share.batch].tolist()
+            for first, end in pieces_of(len(batch), share.rank, share.world, share.at_once):
+                self._cut.append(batch[first:end] or batch[:1])
+            self._position = self.sampler._normalized(epoch, cursor + len(batch))
+        self.given += 1
+        if self._begun:
+            begin(self._moment)
+        return Batch(self._cut.popleft(), self._moment)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was given last."""
@@ -477,6 +542,12 @@ def _length(data: object) -> int:
         except TypeError:  # a tensor that is a number
             pass
     return _whole(data)
+
+
+def _at_once(value: object) -> int:
+    if (size := _whole(value)) < 1:
+        raise UsageError(f"at_once={size}: a rank holds at least one sample at a time")
+    return size
 
 
 def _whole(value: object) -> int:

@@ -189,3 +189,23 @@ class StateCopied(NotedEvent):
         "all parameters and optimizer state, so that a fault there can be undone; to save the "
         "memory and the time, call it before the optimizer, or in what state.at(...) calls"
     )
+
+
+@dataclass(frozen=True)
+class StepPieces(NotedEvent):
+    """How the steps of a job are cut, at the start and after each change."""
+
+    name = "data.step_pieces"
+
+    samples: int
+    workers: int
+    at_once: int
+    pieces: int
+
+    def message(self) -> str:
+        """How many samples a worker takes, and in how many pieces."""
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        each = f"{self.at_once} each"
+        if self.pieces > 1:
+            each = f"{self.at_once} at once each, in {self.pieces} pieces"
+        return f"a step has {self.samples} samples: {workers}, {each}"

@@ -10,7 +10,7 @@
 The data comes with scikit-learn: 1,797 real digits of 8 by 8 pixels. Kill a worker or a whole
 node while it runs, or let another one join: training goes on, and each digit still counts once an
 epoch. Without ``--in-place`` all workers start again from the last checkpoint; with it the
-survivors keep their process, their memory and their step.
+survivors keep their process, their memory and their step. The loop is the same.
 """
 
 from __future__ import annotations
@@ -18,15 +18,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import elastic_runtime as elastic
 
@@ -86,120 +82,45 @@ def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> flo
         return float((model(inputs).argmax(dim=1) == targets).float().mean())
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What is learned, from what, and how far: the same in both forms."""
+def main() -> None:
+    """Trains until all epochs are done, going on where an earlier start of the job stopped."""
+    args, device = parse_args(), choose_device()
+    torch.manual_seed(args.seed)
+    samples, test = digits()
+    model = network().to(device)
+    optim = torch.optim.Adam(model.parameters(), lr=2e-3)
+    loader = elastic.DataLoader(samples, global_batch_size=args.batch, seed=args.seed)
+    state = elastic.State(model=model, optim=optim, loader=loader)
+    state.checkpoints(args.dir, every=args.every, keep=3)
 
-    args: argparse.Namespace
-    device: torch.device
-    train: TensorDataset
-    test: TensorDataset
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    sampler: elastic.ElasticBatchSampler
+    def report() -> None:
+        if state.world.rank == 0:
+            workers = f"{state.world.size} worker{'s' if state.world.size > 1 else ''}"
+            reached = f"accuracy {accuracy(model, test, device):.3f}"
+            print(f"epoch {loader.epoch - 1}: step {state.step}, {workers}, {reached}", flush=True)
 
-    @classmethod
-    def prepare(cls, args: argparse.Namespace, device: torch.device) -> Lesson:
-        """Everything at its beginning, the same on every rank."""
-        torch.manual_seed(args.seed)
-        train, test = digits()
-        model = network().to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-        sampler = elastic.ElasticBatchSampler(train, args.batch, seed=args.seed)
-        return cls(args, device, train, test, model, optimizer, sampler)
+    state.at("epoch", report)
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        """What must not be lost, by name."""
-        return {"model": self.model, "optimizer": self.optimizer, "sampler": self.sampler}
-
-    def learn(self, parallel: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """One step; ``parallel`` is the model, wrapped for the present ranks."""
-        started = time.monotonic()
-        outputs = parallel(inputs.to(self.device))
-        loss = nn.functional.cross_entropy(outputs, targets.to(self.device))
-        self.optimizer.zero_grad()
-        (loss * self.sampler.loss_scale).backward()
-        # Only for demonstrations, which would otherwise be over before anything happens.
-        time.sleep(max(0.0, self.args.step_ms / 1000 - (time.monotonic() - started)))
-        self.optimizer.step()
-
-    def report(self, epoch: int, step: int, workers: int) -> None:
-        """Says how good the model is after an epoch."""
-        reached = accuracy(self.model, self.test, self.device)
-        print(f"epoch {epoch}: step {step}, {workers} workers, accuracy {reached:.3f}", flush=True)
-
-    def conclude(self) -> None:
-        """Says how good the model is at the end."""
-        print(f"test accuracy {accuracy(self.model, self.test, self.device):.3f}", flush=True)
-
-
-def train_from_checkpoints(args: argparse.Namespace) -> None:
-    """Trains until all epochs are done, continuing where an earlier start of the job stopped."""
-    device = choose_device()
-    if "RANK" in os.environ:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    lesson = Lesson.prepare(args, device)
-    sampler = lesson.sampler
-    parallel = DistributedDataParallel(lesson.model) if dist.is_initialized() else lesson.model
-    loader = DataLoader(lesson.train, batch_sampler=sampler)
-    ckpt = elastic.Checkpointer(args.dir, lesson.parts, every=args.every, keep=3)
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    if ckpt.resume() and first:
-        print(f"resumed at step {ckpt.steps}, epoch {sampler.epoch}", flush=True)
-
-    while sampler.epoch < args.epochs:
-        epoch = sampler.epoch
-        for inputs, targets in loader:
-            lesson.learn(parallel, inputs, targets)
-            ckpt.step()
-        if first:
-            lesson.report(epoch, ckpt.steps, dist.get_world_size() if dist.is_initialized() else 1)
-
-    ckpt.save()
-    if first:
-        lesson.conclude()
-    ckpt.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def train_in_place(args: argparse.Namespace) -> None:
-    """The same; ranks that outlive a fault go on from the step that they have in memory."""
-    lesson = Lesson.prepare(args, choose_device())
-    sampler = lesson.sampler
-    loader = elastic.loader(lesson.train, sampler)
-    state = elastic.State(**lesson.parts)
-    ckpt = elastic.Checkpointer(args.dir, lesson.parts, every=args.every, keep=3)
-
-    def train(world: elastic.World) -> elastic.World:
-        """Called by ``elastic.run``, and again whenever the world is another one."""
-        parallel = DistributedDataParallel(lesson.model, init_sync=False)
+    def train(world: elastic.World) -> None:
+        """Called by ``elastic.run``; in place again whenever the world is another one."""
+        ddp = elastic.ddp(model)
         if state.step and world.rank == 0:
             workers = "1 worker" if world.size == 1 else f"{world.size} workers"
-            print(f"from step {state.step} on: {workers}, epoch {sampler.epoch}", flush=True)
-        while sampler.epoch < args.epochs:
-            epoch = sampler.epoch
-            for inputs, targets in loader:
-                lesson.learn(parallel, inputs, targets)
-                state.commit()
-            if world.rank == 0:
-                lesson.report(epoch, state.step, world.size)
-        ckpt.save()
-        return world
+            print(f"from step {state.step} on: {workers}, epoch {loader.epoch}", flush=True)
+        for step in loader.steps(epochs=args.epochs):
+            started = time.monotonic()
+            for inputs, targets in step:
+                outputs = ddp(inputs.to(device))
+                step.backward(nn.functional.cross_entropy(outputs, targets.to(device)))
+            # Only for demonstrations, which would otherwise be over before anything happens.
+            time.sleep(max(0.0, args.step_ms / 1000 - (time.monotonic() - started)))
+            optim.step()
+            optim.zero_grad()
+            state.commit()
 
-    world = elastic.run(train, state, checkpointer=ckpt)
-    if world.rank == 0:
-        lesson.conclude()
-
-
-def main() -> None:
-    """Trains in one form or the other."""
-    args = parse_args()
-    if args.in_place:
-        train_in_place(args)
-    else:
-        train_from_checkpoints(args)
+    elastic.run(train, state, in_place=args.in_place)
+    if state.world.rank == 0:
+        print(f"test accuracy {accuracy(model, test, device):.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Protocol
 from elastic_runtime.worker.world import FollowsWorld
 
 
-class Progress(Protocol):
+class JobProgress(Protocol):
     """How far a job is, as its State tells a loader.
 
     Attributes:
@@ -44,7 +44,7 @@ class StepSource(FollowsWorld):
     epoch: int
     iterates: bool
 
-    def belong_to(self, progress: Progress) -> None:
+    def belong_to(self, progress: JobProgress) -> None:
         """It is part of this State, which counts its steps."""
         raise NotImplementedError
 

@@ -18,21 +18,20 @@ from elastic_runtime.data.sharded.lot_plan import EpochRules, Lot, begin_epoch
 from elastic_runtime.data.sharded.shard_list import ShardList, check_options
 from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, StreamWindows
 from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
+from elastic_runtime.data.steps import GivesSteps, Step
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state import missing_parts
-from elastic_runtime.worker.world import FollowsWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from elastic_runtime.data.sharded.lot_plan import Settled
     from elastic_runtime.data.sharded.stream_steps import GivenStep
-    from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.world import World
 
 
-class ShardedStream(FollowsWorld):
+class ShardedStream(GivesSteps):
     """The batches of this rank from shards that are read in order.
 
     Example::
@@ -53,7 +52,6 @@ class ShardedStream(FollowsWorld):
 
     # Of the present world, where ``elastic.run`` tells.
     _entered: tuple[int, int] | None = None
-    _gloo: GlooGroups | None = None
     _peers: Peers | _Alone | None = None
 
     def __init__(
@@ -148,17 +146,9 @@ class ShardedStream(FollowsWorld):
             world: the new one.
         """
         self._entered = world.rank, world.size
-        self._peers = self._gloo = None
+        self._peers = self._gloo = self._own_peers = None
         self._under_way = deque()
         self._windows.restart()
-
-    def use_groups(self, gloo: GlooGroups) -> None:
-        """Uses these groups in the world that was entered; ``elastic.run`` calls it.
-
-        Args:
-            gloo: of all ranks.
-        """
-        self._gloo = gloo
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches, from the last commit to the end of the epoch.
@@ -192,7 +182,7 @@ class ShardedStream(FollowsWorld):
         return Peers(self._gloo.another() if self._gloo and several else None)
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]  # it cannot be set
         """The epoch that the next step belongs to."""
         return self._committed.lot.epoch
 
@@ -216,9 +206,40 @@ class ShardedStream(FollowsWorld):
         return step.own * self.place[1] / step.total
 
     def commit(self) -> None:
-        """Moves on past the oldest batch that was taken and not committed yet."""
-        if self._under_way:
-            self._go_to(self._under_way.popleft().after)
+        """Moves on past the steps begun since the last commit; without ``steps()``, past the oldest
+        batch that was taken and not committed yet.
+        """
+        for _ in range(self.forget_begun() or 1):
+            if self._under_way:
+                self._go_to(self._under_way.popleft().after)
+
+    def _go_to_commit(self) -> None:
+        pass  # an iteration begins there
+
+    def _next_epoch(self) -> int:
+        return self.epoch
+
+    def _rest_of_epoch(self) -> Iterator[Step]:
+        if self._begun:
+            raise UsageError(
+                "an epoch of a ShardedStream is over, and its last step is not committed; commit "
+                "it before the next epoch begins"
+            )
+        epoch, (_, world) = self.epoch, self.place
+        for batch in iter(self):
+            given = self._under_way[-1]
+            if given.total == self._rules.batch:
+                self._tell_pieces(given.total, -(-given.total // world), 1, world)
+            yield Step(
+                self,
+                iter((batch,)),
+                [given.own],
+                number=self._number(),
+                epoch=epoch,
+                last_of_epoch=given.after.lot.epoch != epoch,
+                samples=given.total,
+                world=world,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The position, the same on every rank and for every number of ranks."""
@@ -244,6 +265,7 @@ class ShardedStream(FollowsWorld):
                 f"{', '.join(missing)}; give the stream another name among the entries"
             )
         self._under_way = deque()
+        self.forget_walk()
         self._rules = replace(self._rules, seed=state["seed"])
         if not state["cursor"]:
             # Nothing of this epoch counts yet: it may be with other shards, and otherwise.

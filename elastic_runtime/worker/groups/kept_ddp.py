@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.pieces import is_last_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +39,8 @@ def ddp(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
 
     Args:
         model: the same module each time.
-        options: those of ``DistributedDataParallel``; ``init_sync`` is False where they do not say
-            otherwise, as all ranks have the same state already.
+        options: those of ``DistributedDataParallel``; in place ``init_sync`` is False where they do
+            not say otherwise, as all ranks have the same state already.
 
     Raises:
         UsageError: an option cannot be set up twice.
@@ -78,11 +79,20 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
             self._set_up()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As the model's; after ``elastic.run`` the model itself, as no other ranks are there."""
-        if context().was_in_place and not dist.is_initialized():
+        """As the model's; gradients are reduced with the last piece of a step.
+
+        Without gradients, and after ``elastic.run``, it is the model itself.
+        """
+        alone = context().was_in_place and not dist.is_initialized()
+        # In an evaluation there is nothing to reduce, and a rank may make it alone: the buffers
+        # that are given to all before each step would wait for the others.
+        if alone or not torch.is_grad_enabled():
             return self.module(*inputs, **named)
         self._set_up()
-        return super().forward(*inputs, **named)
+        if is_last_piece():
+            return super().forward(*inputs, **named)
+        with super().no_sync():
+            return super().forward(*inputs, **named)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulates gradients within the block."""
@@ -134,6 +144,7 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
         module, training, options = self.module, self.training, self._elastic_options
         # The script may use it first in an evaluation.
         with torch.inference_mode(False), torch.enable_grad():
-            super().__init__(module, **{"init_sync": False, **options})
+            # In place all ranks have the same state before they train.
+            super().__init__(module, **{"init_sync": not context().in_place, **options})
         self.__dict__.update(hooks, training=training)
         self._elastic_options, self._elastic_round = options, now

@@ -1,0 +1,251 @@
+"""``elastic.DataLoader``: the steps of a job over a map-style data set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+from elastic_runtime.data.kept_loader import KeptLoader
+from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
+from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
+from elastic_runtime.data.steps import GivesSteps, Step
+from elastic_runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastic_runtime.data.epoch_order import Order
+    from elastic_runtime.worker.world import World
+
+_OURS = ("batch_size", "sampler", "batch_sampler", "persistent_workers", "generator")
+
+
+class DataLoader(GivesSteps):
+    """Gives the samples of a data set step by step, each once an epoch, whatever happens.
+
+    Example::
+
+        loader = elastic.DataLoader(data, global_batch_size=64, at_once=8, seed=0, num_workers=2)
+        for step in loader.steps(epochs=10):
+            for inputs, targets in step:
+                step.backward(cross_entropy(ddp(inputs), targets))
+            optim.step()
+            optim.zero_grad()
+            state.commit()
+
+    It belongs into the ``State``: a commit moves it past the steps begun since the last one. Its
+    processes stay when the world changes; between two worlds they drop what they were reading, and
+    begin to read for the next one while the ranks connect, so that an ``order=`` may be asked in
+    another thread.
+
+    A loader that is in no State can be iterated directly, for a validation: it gives this rank's
+    share of the data set, once and in order.
+
+    Attributes:
+        epoch: the epoch that the next step belongs to, from 0.
+        cursor: how many samples of it are committed.
+        batch_sampler: gives the indices; for trainers that make a loader of their own.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        global_batch_size: int,
+        *,
+        at_once: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        order: Order | None = None,
+        replacement: bool = False,
+        **options: Any,
+    ) -> None:
+        """Starts at the first sample of epoch 0, and starts its processes.
+
+        Args:
+            data: a map-style data set, with ``__len__`` and ``__getitem__``.
+            global_batch_size: samples in a step, over all ranks; the last one of an epoch may be
+                smaller.
+            at_once: how many of them one rank holds at a time; a larger share comes in pieces, as
+                many on all ranks. None: each share in one piece.
+            seed: of the order, and of ``elastic.sample_rng``. Once there is a saved state, its
+                seed counts.
+            shuffle: each epoch comes in a random order of its own; False: in that of the data set.
+            drop_last: leave out the last step of an epoch if it is smaller.
+            order: ``order(epoch, rng)`` gives the indices of an epoch in the order that they shall
+                come in; all randomness must be taken from ``rng``, a ``torch.Generator``.
+            replacement: ``order`` may name samples more than once, or leave some out.
+            **options: of torch's ``DataLoader``, such as ``num_workers`` and ``collate_fn``.
+
+        Raises:
+            UsageError: an argument is out of range, or the data set has no numbered samples.
+        """
+        if taken := sorted(set(options) & set(_OURS)):
+            raise UsageError(f"elastic.DataLoader decides on {', '.join(taken)}; remove the option")
+        if not options.get("in_order", True):
+            raise UsageError(
+                "in_order=False would give batches in another order than they are committed in; "
+                "remove the option"
+            )
+        if order is not None and not shuffle:
+            raise UsageError("shuffle=False is an order of its own; give that, or order=")
+        self._data = data
+        self._given_order = order
+        self.batch_sampler = ElasticBatchSampler(
+            data,
+            global_batch_size,
+            seed=seed,
+            drop_last=drop_last,
+            order=order if shuffle else _as_it_is(data),
+            replacement=replacement,
+            at_once=at_once,
+        )
+        self._options = options
+        self._loader = _torch_loader(data, self.batch_sampler, options, seed)
+        self._at = 0, 0  # where it reads on
+
+    def __repr__(self) -> str:
+        """Its settings and where it is."""
+        rank, world = self.place
+        batch, _ = self.batch_sampler.batch_sizes
+        return (
+            f"{type(self).__name__}({len(self._data)} samples, global_batch_size={batch}; "
+            f"epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
+        )
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # it cannot be set
+        """The epoch that the next step belongs to."""
+        return self.batch_sampler.epoch
+
+    @property
+    def cursor(self) -> int:
+        """How many samples of that epoch are committed."""
+        return self.batch_sampler.cursor
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The rank whose shares these are, and of how many."""
+        return self.batch_sampler.place
+
+    def __len__(self) -> int:
+        """Steps in the whole epoch that the next step belongs to."""
+        return self.batch_sampler.steps_in_epoch
+
+    @property
+    def remaining(self) -> int:
+        """Steps that are left in it."""
+        return self.batch_sampler.steps_left
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's share of the data set, once and in order; for a validation.
+
+        No sample comes twice on any rank, so ranks may get another number of batches.
+
+        Raises:
+            UsageError: it is in a State.
+        """
+        if self._progress is not None:
+            raise UsageError(
+                "this loader is in a State, and gives the steps of the job: iterate over "
+                "loader.steps(epochs=...), and over the pieces of each step"
+            )
+        sampler, (rank, world) = self.batch_sampler, self.place
+        order = range(len(self._data)) if self._given_order is None else sampler.order_of(0)
+        first, end = share_of(len(order), rank, world)
+        batch, _ = sampler.batch_sizes
+        size = sampler.at_once or -(-batch // world)
+        own = [int(index) for index in order[first:end]]
+        batches = [own[at : at + size] for at in range(0, len(own), size)]
+        options = {**self._options, "batch_sampler": batches}
+        return iter(TorchLoader(self._data, generator=torch.Generator(), **options))
+
+    # The steps
+
+    def _go_to_commit(self) -> None:
+        self._at = self.epoch, self.cursor
+
+    def _next_epoch(self) -> int:
+        return self._at[0]
+
+    def _rest_of_epoch(self) -> Iterator[Step]:
+        sampler = self.batch_sampler
+        outlook = replace(sampler.outlook(*self.place), epoch=self._at[0], cursor=self._at[1])
+        if self._at == (self.epoch, self.cursor):
+            batches = iter(self._loader)
+        else:  # steps were begun and are not committed
+            shares = Shares(sampler, outlook)
+            shares.begin()
+            with sampler.giving(shares):
+                batches = iter(self._loader)
+        begun = self._at[0]
+        while self._at[0] == begun:
+            share = outlook.at(self._at)
+            samples, after = sampler.next_step(self._at, share.batch)
+            pieces = pieces_of(samples, share.rank, share.world, share.at_once)
+            number = self._number()
+            if samples == share.batch or number == 1:
+                largest = -(-samples // share.world)
+                self._tell_pieces(samples, -(-largest // len(pieces)), len(pieces), share.world)
+            self._at = after
+            yield Step(
+                self,
+                batches,
+                [end - first for first, end in pieces],
+                number=number,
+                epoch=begun,
+                last_of_epoch=after[0] != begun,
+                samples=samples,
+                world=share.world,
+            )
+        next(batches, None)  # its processes come to the end of their work, too
+
+    # What a State calls
+
+    def enter(self, world: World) -> None:
+        """Takes this rank's shares in another world from now on; ``elastic.run`` calls it."""
+        self.batch_sampler.enter(world)
+
+    def commit(self) -> None:
+        """See ``StepSource``."""
+        for _ in range(self.forget_begun()):
+            self.batch_sampler.commit()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, the same on every rank and for every number of ranks."""
+        return self.batch_sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a saved position; the order of samples is that of the run that saved it.
+
+        Raises:
+            UsageError: the rest of the epoch is not known here, since the data or their order is
+                another one.
+        """
+        self.forget_walk()
+        self.batch_sampler.load_state_dict(state)
+
+
+def _torch_loader(
+    data: Any, sampler: ElasticBatchSampler, options: dict[str, Any], seed: int
+) -> TorchLoader[Any]:
+    # A generator of its own: torch would take a seed for its processes from the global one.
+    own = torch.Generator()
+    own.manual_seed(seed)
+    if options.get("num_workers", 0) < 1:
+        return TorchLoader(data, batch_sampler=sampler, generator=own, **options)
+    shielded = {**options, "worker_init_fn": Shielded(options.get("worker_init_fn"))}
+    made = KeptLoader(
+        data, batch_sampler=sampler, persistent_workers=True, generator=own, **shielded
+    )
+    end_with_program(made)
+    made.keep(sampler)
+    return made
+
+
+def _as_it_is(data: Any) -> Order:
+    """An order in which the samples come as the data set has them."""
+    return lambda epoch, rng: range(len(data))

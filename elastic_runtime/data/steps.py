@@ -1,0 +1,343 @@
+"""Steps of a job: the pieces of a global batch that this rank computes, and what each counts.
+
+A step is one global batch of the whole job. Each rank takes a share of it, in as many pieces as
+all others, so that what happens in each piece (a normalization over all ranks, a reduction) happens
+on all of them. What a piece counts follows from its samples: with these weights the gradient is the
+mean over the global batch, in any world.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from elastic_runtime.errors import UsageError
+from elastic_runtime.events.state_events import StepPieces
+from elastic_runtime.worker.context import context
+from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.pieces import begin_piece
+from elastic_runtime.worker.step_source import StepSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from elastic_runtime.worker.peers import GlooGroups
+    from elastic_runtime.worker.step_source import JobProgress
+
+
+class Step:
+    """One step: iterating over it gives the pieces of this rank, once.
+
+    Attributes:
+        number: what ``state.step`` will be when it is committed; the first one is 1.
+        epoch: which it belongs to, from 0.
+        last_of_epoch: no step of that epoch follows.
+        samples: in the global batch.
+        pieces: how many there are, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        source: GivesSteps,
+        batches: Iterator[Any],
+        own: list[int],
+        *,
+        number: int,
+        epoch: int,
+        last_of_epoch: bool,
+        samples: int,
+        world: int,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            source: gives it.
+            batches: its pieces, and those of the steps after it.
+            own: how many samples of each piece count for this rank.
+            number, epoch, last_of_epoch, samples: see above.
+            world: how many ranks there are.
+        """
+        self.number = number
+        self.epoch = epoch
+        self.last_of_epoch = last_of_epoch
+        self.samples = samples
+        self.pieces = len(own)
+        self.taken = 0  # pieces that the script has got
+        self.weighed = False
+        self._source, self._batches, self._own, self._world = source, batches, own, world
+        self._ahead: list[Any] = []  # read by ``total``
+        self._iterated = False
+
+    def __repr__(self) -> str:
+        """Its number, and how many samples it has."""
+        return f"Step({self.number}: {self.samples} samples, epoch {self.epoch})"
+
+    def __iter__(self) -> Iterator[Any]:
+        """The pieces of this rank, each a batch as the loader makes it.
+
+        Raises:
+            UsageError: they were given already.
+        """
+        if self._iterated:
+            raise UsageError(
+                f"the pieces of step {self.number} were given already; keep what you need of them"
+            )
+        self._iterated = True
+        return self._pieces()
+
+    def _pieces(self) -> Iterator[Any]:
+        while self.taken < self.pieces:
+            piece = self._ahead.pop(0) if self._ahead else next(self._batches)
+            self.taken += 1
+            begin_piece(is_last=self.taken == self.pieces)
+            yield piece
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the mean loss of the present piece with, before ``backward``.
+
+        ``DistributedDataParallel`` averages over ranks, and gradients of pieces add up: with this
+        weight the result is the mean over the global batch, however it is shared out.
+
+        Raises:
+            UsageError: no piece was taken yet.
+        """
+        self.weighed = True
+        return self._own[self._present()] * self._world / self.samples
+
+    def backward(self, loss: torch.Tensor, reduction: str = "mean") -> None:
+        """Computes gradients of the present piece, so that it counts as much as it has samples.
+
+        Args:
+            loss: one number: the mean over the piece. What a ``GradScaler`` has scaled is as good.
+            reduction: ``"mean"``; ``"sum"`` for a sum over the piece that the script has divided by
+                what all pieces on all ranks have together (see ``total``), such as tokens.
+
+        Raises:
+            UsageError: it is no single number, no piece was taken, or the word is another one.
+        """
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            kind = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise UsageError(
+                f"step.backward() needs the loss of a piece as one number, not {kind}; take its "
+                "mean, or its sum with reduction='sum'"
+            )
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"reduction={reduction!r} is not understood; give 'mean' or 'sum'")
+        factor = self.weight
+        if reduction == "sum":
+            factor = float(self._world) if self._own[self._present()] else 0.0
+        (loss * factor).backward()
+
+    def total(self, count: Callable[[Any], float]) -> float:
+        """The sum of a number over all pieces of the step, on all ranks; all of them must ask.
+
+        Example::
+
+            tokens = step.total(lambda piece: (piece["labels"] != -100).sum())
+            for piece in step:
+                loss = cross_entropy(ddp(piece), piece["labels"], reduction="sum")
+                step.backward(loss / tokens, reduction="sum")
+
+        It reads all pieces of this rank at once.
+
+        Args:
+            count: called with each piece that counts for this rank; gives a number.
+
+        Raises:
+            UsageError: a piece was taken already.
+        """
+        if self._iterated:
+            raise UsageError("step.total() reads the pieces ahead: call it before the first one")
+        self.weighed = True
+        while len(self._ahead) < self.pieces:
+            self._ahead.append(next(self._batches))
+        found = [count(piece) for piece, own in zip(self._ahead, self._own, strict=True) if own]
+        numbers = [one.item() if isinstance(one, torch.Tensor) else one for one in found]
+        total: float = sum(self._source.peers().gather(sum(numbers)))
+        return total
+
+    def drop_rest(self) -> None:
+        """Reads what the script has left of it: the next step begins after it."""
+        for _ in range(self.pieces - self.taken - len(self._ahead)):
+            next(self._batches)
+        self._ahead.clear()
+
+    def _present(self) -> int:
+        if not self.taken:
+            raise UsageError(
+                f"no piece of step {self.number} was taken: iterate over the step, and call "
+                "step.backward(loss) for each piece"
+            )
+        return self.taken - 1
+
+
+_told: tuple[int, int, int, int] | None = None
+
+
+class GivesSteps(StepSource):
+    """What loaders have in common that give the steps of a job."""
+
+    iterates = False
+    _progress: JobProgress | None = None
+    _gloo: GlooGroups | None = None
+    _own_peers: Peers | None = None
+    _begun: tuple[Step, ...] = ()  # since the last commit
+    _walk: object = None  # the present iteration
+    _asked: tuple[int, tuple[int | None, int | None]] | None = None
+    _was_over: int | None = None  # the call of ``train`` in which it had nothing more to give
+
+    def steps(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
+        """The steps that are left, from the last commit on, over the ends of epochs.
+
+        Both bounds are about the whole training, over all restarts: ``epochs=10`` means until ten
+        epochs are over, ``steps=1000`` until the job has made a thousand steps. Without any it goes
+        on for ever.
+
+        Args:
+            epochs: how many epochs to train.
+            steps: how many steps to make.
+
+        Raises:
+            UsageError: a bound is no whole number; or it was asked for the same bound before, in
+                this call of ``train``.
+        """
+        for name, bound in (("epochs", epochs), ("steps", steps)):
+            whole = isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0
+            if bound is not None and not whole:
+                raise UsageError(f"steps({name}={bound!r}): give a whole number from 0 on")
+        self._refuse_again((epochs, steps))
+        return self._steps(epochs, steps)
+
+    def _refuse_again(self, bounds: tuple[int | None, int | None]) -> None:
+        progress = self._progress
+        if progress is None:
+            return
+        if progress.stopped and self._was_over == progress.call:
+            progress.end_training()  # a loop around it would never end
+        if any(one is not None for one in bounds) and self._asked == (progress.call, bounds):
+            given = f"epochs={bounds[0]}" if bounds[0] is not None else f"steps={bounds[1]}"
+            raise UsageError(
+                f"steps({given}) was asked for twice, and says where training ends, not how much "
+                "is to come: call it once, or with a bound that grows, as in "
+                "steps(epochs=loader.epoch + 1)"
+            )
+        self._asked = progress.call, bounds
+
+    def _steps(self, epochs: int | None, steps: int | None) -> Generator[Step, None, None]:
+        walk = self._walk = object()
+        self._begun, self.iterates = (), True
+        self._go_to_commit()
+        begin_piece(is_last=True)
+        made = 0
+        try:
+            while not self._is_over(epochs, steps, made):
+                for step in self._rest_of_epoch():
+                    self._begun = (*self._begun, step)
+                    yield step
+                    if self._walk is not walk:
+                        raise UsageError(
+                            "this iteration over steps() was begun before another one, or before a "
+                            "position was loaded; ask for steps() anew"
+                        )
+                    step.drop_rest()
+                    made += 1
+                    if self._progress is None:
+                        self.commit()  # as nobody else does
+                    if self._is_over(None, steps, made):
+                        return
+            if self._progress is not None:
+                self._was_over = self._progress.call
+        finally:
+            if self._walk is walk:
+                self.iterates = False
+                begin_piece(is_last=True)
+
+    def _is_over(self, epochs: int | None, steps: int | None, made: int) -> bool:
+        if self._progress is not None:
+            if self._progress.stopped:
+                self._was_over = self._progress.call
+                return True
+            made = self._progress.step + len(self._begun)
+        return (epochs is not None and self._next_epoch() >= epochs) or (
+            steps is not None and made >= steps
+        )
+
+    def _number(self) -> int:
+        """Of the step that is about to begin."""
+        before = self._progress.step if self._progress is not None else 0
+        return before + len(self._begun) + 1
+
+    def _tell_pieces(self, samples: int, at_once: int, pieces: int, world: int) -> None:
+        """Tells people how a step is cut, where that has changed."""
+        global _told
+        if _told != (samples, at_once, pieces, world):
+            _told = samples, at_once, pieces, world
+            if context().rank == 0:
+                context().note(StepPieces(samples, world, at_once, pieces))
+
+    # What a loader does
+
+    @abstractmethod
+    def _go_to_commit(self) -> None:
+        """The next step that is read is the first that is not committed."""
+
+    @abstractmethod
+    def _next_epoch(self) -> int:
+        """Of the next step that is read."""
+
+    @abstractmethod
+    def _rest_of_epoch(self) -> Iterator[Step]:
+        """Reads on to the end of the epoch."""
+
+    # What a State calls
+
+    def belong_to(self, progress: JobProgress) -> None:
+        """See ``StepSource``."""
+        self._progress = progress
+
+    def use_groups(self, gloo: GlooGroups) -> None:
+        """Uses these groups in the world that was entered; ``elastic.run`` calls it.
+
+        Args:
+            gloo: of all ranks.
+        """
+        self._gloo = gloo
+        self._own_peers = None
+
+    def peers(self) -> Peers:
+        """All ranks, for what they tell each other of a step."""
+        if self._own_peers is None:
+            self._own_peers = Peers(self._gloo.group if self._gloo is not None else None)
+        return self._own_peers
+
+    def before_optimizer(self) -> None:
+        """See ``StepSource``."""
+        step = self._begun[-1] if self._begun else None
+        if step is not None and 0 < step.taken < step.pieces:
+            raise UsageError(
+                f"an optimizer makes its step after piece {step.taken} of {step.pieces} of step "
+                f"{step.number}: put it after the loop over the pieces, for step in steps: for "
+                "piece in step: ..., then optim.step()"
+            )
+
+    def before_commit(self, *, optimized: bool) -> None:
+        """See ``StepSource``."""
+        for step in self._begun:
+            if optimized and step.taken and not step.weighed:
+                raise UsageError(
+                    f"the gradients of step {step.number} were not weighed: where shares of ranks "
+                    "differ in size, they would not be those of the global batch; write "
+                    "step.backward(loss), or (loss * step.weight).backward()"
+                )
+
+    def forget_begun(self) -> int:
+        """Forgets the steps begun since the last commit; how many they were."""
+        begun, self._begun = len(self._begun), ()
+        return begun
+
+    def forget_walk(self) -> None:
+        """A position was loaded: iterations that were begun before are void."""
+        self._begun, self._walk, self.iterates = (), None, False
