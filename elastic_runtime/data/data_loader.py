@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
 
 from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
@@ -15,7 +16,7 @@ from elastic_runtime.data.steps import GivesSteps, Step
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from elastic_runtime.data.epoch_order import Order
     from elastic_runtime.worker.world import World
@@ -90,6 +91,7 @@ class DataLoader(GivesSteps):
                 "in_order=False would give batches in another order than they are committed in; "
                 "remove the option"
             )
+        _check(data, global_batch_size, at_once)
         if order is not None and not shuffle:
             raise UsageError("shuffle=False is an order of its own; give that, or order=")
         self._data = data
@@ -103,7 +105,6 @@ class DataLoader(GivesSteps):
             replacement=replacement,
             at_once=at_once,
         )
-        self._options = options
         self._loader = _torch_loader(data, self.batch_sampler, options, seed)
         self._at = 0, 0  # where it reads on
 
@@ -154,14 +155,14 @@ class DataLoader(GivesSteps):
                 "loader.steps(epochs=...), and over the pieces of each step"
             )
         sampler, (rank, world) = self.batch_sampler, self.place
-        order = range(len(self._data)) if self._given_order is None else sampler.order_of(0)
+        self.forget_walk()  # steps() would find other samples in its loader
+        order: Sequence[int] = range(len(self._data))
+        if self._given_order is not None:
+            order = sampler.order_of(self.epoch).tolist()
         first, end = share_of(len(order), rank, world)
         batch, _ = sampler.batch_sizes
         size = sampler.at_once or -(-batch // world)
-        own = [int(index) for index in order[first:end]]
-        batches = [own[at : at + size] for at in range(0, len(own), size)]
-        options = {**self._options, "batch_sampler": batches}
-        return iter(TorchLoader(self._data, generator=torch.Generator(), **options))
+        return self._over(sampler.numbered(order[first:end], size))
 
     # The steps
 
@@ -179,8 +180,7 @@ class DataLoader(GivesSteps):
         else:  # steps were begun and are not committed
             shares = Shares(sampler, outlook)
             shares.begin()
-            with sampler.giving(shares):
-                batches = iter(self._loader)
+            batches = self._over(shares)
         begun = self._at[0]
         while self._at[0] == begun:
             share = outlook.at(self._at)
@@ -202,6 +202,13 @@ class DataLoader(GivesSteps):
                 world=share.world,
             )
         next(batches, None)  # its processes come to the end of their work, too
+
+    def _over(self, indices: Iterable[list[int]]) -> Iterator[Any]:
+        """Reads these batches, with the processes that there are."""
+        if isinstance(self._loader, KeptLoader):
+            return self._loader.over(indices)
+        with self.batch_sampler.giving(indices):
+            return iter(self._loader)
 
     # What a State calls
 
@@ -248,4 +255,24 @@ def _torch_loader(
 
 def _as_it_is(data: Any) -> Order:
     """An order in which the samples come as the data set has them."""
-    return lambda epoch, rng: range(len(data))
+    return lambda epoch, rng: torch.arange(len(data))
+
+
+def _check(data: Any, batch: Any, at_once: Any) -> None:
+    """Refuses what is no data set with numbered samples, and what is no number of them."""
+    for name, number in (("global_batch_size", batch), ("at_once", at_once)):
+        whole = hasattr(number, "__index__") and not isinstance(number, bool)
+        if (number is not None or number is batch) and not (whole and number >= 1):
+            raise UsageError(f"{name}={number!r}: give a whole number of samples, at least 1")
+    try:
+        size = -1 if isinstance(data, IterableDataset) else len(data)
+    except TypeError:
+        size = -1
+    if size < 0 or not hasattr(data, "__getitem__"):
+        raise UsageError(
+            f"elastic.DataLoader needs samples with numbers, and {type(data).__name__} has no "
+            "__len__ and __getitem__; read what can only be read in order with "
+            "elastic.ShardedStream(shards, batch_size=64)"
+        )
+    if not size:
+        raise UsageError("the data set is empty; give at least one sample")

@@ -94,6 +94,32 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
             RuntimeError: a process of the loader has ended.
             Exception: whatever else torch has met between two rounds.
         """
+        ahead = self._take_ahead()
+        if ahead is not None:
+            outlook, shares, begun = ahead
+            if outlook == self._elastic_sampler.outlook(*self._elastic_sampler.place):
+                shares.begin()
+                return begun
+        iterator: Iterator[Any] = super().__iter__()
+        return iterator
+
+    def over(self, batches: Iterable[list[int]]) -> Iterator[Any]:
+        """Begins an iteration over these batches, wherever the sampler is.
+
+        Args:
+            batches: indices of samples.
+
+        Raises:
+            RuntimeError: a process of the loader has ended.
+            Exception: whatever else torch has met between two rounds.
+        """
+        self._take_ahead()
+        with self._elastic_sampler.giving(batches):
+            iterator: Iterator[Any] = super().__iter__()
+        return iterator
+
+    def _take_ahead(self) -> tuple[Outlook, Shares, Iterator[Any]] | None:
+        """Waits for the thread, and gives what it has begun, if it has begun anything."""
         self._elastic_used = True
         if self._elastic_done is not None:
             # Not the thread itself: if a signal interrupts that, Python 3.11 takes it for ended.
@@ -102,13 +128,7 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         if self._elastic_error is not None:
             raise self._elastic_error
         ahead, self._elastic_ahead, self._elastic_wanted = self._elastic_ahead, None, None
-        if ahead is not None:
-            outlook, shares, begun = ahead
-            if outlook == self._elastic_sampler.outlook(*self._elastic_sampler.place):
-                shares.begin()
-                return begun
-        iterator: Iterator[Any] = super().__iter__()
-        return iterator
+        return ahead
 
     def _begin_apart(self, wanted: Outlook | None) -> None:
         done = threading.Event()

@@ -28,7 +28,7 @@ from elastic_runtime.worker.state import missing_parts
 from elastic_runtime.worker.world import FollowsWorld, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -143,7 +143,8 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             replacement: ``order`` may name samples more than once, or leave some out.
             micro_batch_size: for gradient accumulation: a global batch comes in pieces of so many
                 samples, over all ranks, and a commit is made once it has come whole. None: in one.
-            at_once: how many samples a rank holds at a time: its share comes in so large pieces.
+            at_once: how many samples a rank holds at a time: its share comes in pieces of at most
+                so many, as many on all ranks. None: in one; not together with micro_batch_size.
             rank, world: of this process; by default those of ``torch.distributed``, and without a
                 process group those of the launcher.
             size, batch: older names of ``data`` and ``batch_size``.
@@ -154,7 +155,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         size = _length(one_of("data", data, "size", size))
         batch = _whole(one_of("batch_size", batch_size, "batch", batch))
         micro = batch if micro_batch_size is None else _whole(micro_batch_size)
-        dropped = drop_last and order is None and micro > size
+        dropped = drop_last and not replacement and micro > size
         _check(size, batch, micro, dropped=dropped, repeats=replacement and order is None)
         if (rank is None) != (world is None) or (
             rank is not None and world is not None and not 0 <= rank < world
@@ -163,6 +164,10 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         self._size, self._batch, self._seed, self._drop_last = size, batch, seed, drop_last
         self._micro_batch = micro
         self.at_once = 0 if at_once is None else _at_once(at_once)
+        if self.at_once and micro_batch_size is not None:
+            raise UsageError(
+                "at_once and micro_batch_size both say how a step is cut; give one of them"
+            )
         self._orders = Orders(size, order, replacement=replacement)
         self._place = None if rank is None or world is None else (rank, world)
         # What a thread gets instead of this rank's shares.
@@ -207,6 +212,18 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def order_of(self, epoch: int) -> torch.Tensor:
         """The indices of all samples of an epoch."""
         return self._orders.of(self._seed, epoch)
+
+    def numbered(self, indices: Sequence[int], size: int) -> Iterator[Batch]:
+        """Batches of these samples in turn, for a loader; they belong to the present epoch.
+
+        Args:
+            indices: of the samples.
+            size: of a batch, but for the last.
+        """
+        moment = Moment(self._seed, self.epoch)
+        for at in range(0, len(indices), size):
+            begin(moment)  # for a loader without processes of its own, which loads it now
+            yield Batch(indices[at : at + size], moment)
 
     def next_step(self, position: tuple[int, int], batch: int) -> tuple[int, tuple[int, int]]:
         """How many samples the global batch at a position has, and what follows it.
@@ -277,7 +294,10 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     @property
     def pieces_in_step(self) -> int:
         """How many micro-batches the step has that is under way."""
-        return -(-self._step() // self._share.micro_batch)
+        share = self._share
+        if share.at_once:
+            return len(pieces_of(self._step(), share.rank, share.world, share.at_once))
+        return -(-self._step() // share.micro_batch)
 
     def _step(self) -> int:
         """Samples in the step that is under way, over all ranks."""
@@ -288,6 +308,10 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def _piece(self, piece: int) -> tuple[int, int]:
         """Samples in a micro-batch of the step that is under way: of all ranks, and of this one."""
         here = self._share
+        if here.at_once:
+            ranks = (pieces_of(self._step(), n, here.world, here.at_once) for n in range(here.world))
+            sizes = [end - first for first, end in (cuts[piece] for cuts in ranks)]
+            return sum(sizes), sizes[here.rank]
         count = min(here.micro_batch, self._step() - here.micro_batch * piece)
         first, end = share_of(count, here.rank, here.world)
         return count, end - first
@@ -388,9 +412,15 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def _pieces(self, samples: int) -> int:
         """How many micro-batches so many samples make."""
         if self._drop_last:
-            return samples // self._micro_batch
+            return samples // self._micro_batch * self._in_step(self._micro_batch)
         steps, rest = divmod(samples, self._batch)
-        return steps * -(-self._batch // self._micro_batch) + -(-rest // self._micro_batch)
+        return steps * self._in_step(self._batch) + self._in_step(rest)
+
+    def _in_step(self, samples: int) -> int:
+        """How many of them a step of so many samples has."""
+        if self.at_once and samples:
+            return len(pieces_of(samples, 0, self.place[1], self.at_once))
+        return -(-samples // self._micro_batch)
 
     def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
         here = (one.batch for one in self.earlier if (epoch, cursor) < one.until)
@@ -437,6 +467,7 @@ class Shares:
         sampler = self.sampler
         self._position = epoch, cursor
         self._step = cursor  # where the global batch begins that the next piece belongs to
+        self._cut.clear()
         self._moment = Moment(sampler._seed, epoch)
         self._order = sampler._orders.of(*self._moment)
         if sampler._drop_last and len(self._order) < sampler._micro_batch:
@@ -450,10 +481,10 @@ class Shares:
 
     def __next__(self) -> Batch:
         epoch, cursor = self._position
-        if epoch != self._moment.epoch and not self._cut:
+        if epoch != self._moment.epoch:
             raise StopIteration
         share = self._outlook.at(self._position)
-        if share.at_once or self._cut:
+        if share.at_once:
             return self._next_piece(share)
         after = min(cursor + share.micro_batch, self._step + share.batch)
         if after == self._step + share.batch:
@@ -469,16 +500,18 @@ class Shares:
         return Batch((batch[first:end] if first < end else batch[:1]).tolist(), self._moment)
 
     def _next_piece(self, share: Stretch | Outlook) -> Batch:
+        epoch, cursor = self._position
         if not self._cut:
-            epoch, cursor = self._position
             batch = self._order[cursor : cursor + share.batch].tolist()
             for first, end in pieces_of(len(batch), share.rank, share.world, share.at_once):
                 self._cut.append(batch[first:end] or batch[:1])
-            self._position = self.sampler._normalized(epoch, cursor + len(batch))
+        piece = self._cut.popleft()
+        if not self._cut:  # only then is the step read: its pieces come again together
+            self._position = self.sampler._normalized(epoch, cursor + share.batch)
         self.given += 1
         if self._begun:
             begin(self._moment)
-        return Batch(self._cut.popleft(), self._moment)
+        return Batch(piece, self._moment)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was given last."""

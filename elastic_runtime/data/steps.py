@@ -8,6 +8,7 @@ mean over the global batch, in any world.
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,10 @@ class Step:
         self.taken = 0  # pieces that the script has got
         self.weighed = False
         self._source, self._batches, self._own, self._world = source, batches, own, world
+        self._walk = source._walk
         self._ahead: list[Any] = []  # read by ``total``
         self._iterated = False
+        self._over = False  # the loop has gone on
 
     def __repr__(self) -> str:
         """Its number, and how many samples it has."""
@@ -88,11 +91,22 @@ class Step:
         return self._pieces()
 
     def _pieces(self) -> Iterator[Any]:
-        while self.taken < self.pieces:
-            piece = self._ahead.pop(0) if self._ahead else next(self._batches)
-            self.taken += 1
-            begin_piece(is_last=self.taken == self.pieces)
-            yield piece
+        try:
+            while self.taken < self.pieces:
+                piece = self._ahead.pop(0) if self._ahead else self._read()
+                self.taken += 1
+                begin_piece(is_last=self.taken == self.pieces)
+                yield piece
+        finally:  # also where the script breaks out of it
+            begin_piece(is_last=True)
+
+    def _read(self) -> Any:
+        if self._over or self._source._walk is not self._walk:
+            raise UsageError(
+                f"step {self.number} is over: the loop has gone on, or was begun anew, and what "
+                "comes now belongs to another step; take the pieces of a step before the next one"
+            )
+        return next(self._batches)
 
     @property
     def weight(self) -> float:
@@ -153,10 +167,9 @@ class Step:
             raise UsageError("step.total() reads the pieces ahead: call it before the first one")
         self.weighed = True
         while len(self._ahead) < self.pieces:
-            self._ahead.append(next(self._batches))
+            self._ahead.append(self._read())
         found = [count(piece) for piece, own in zip(self._ahead, self._own, strict=True) if own]
-        numbers = [one.item() if isinstance(one, torch.Tensor) else one for one in found]
-        total: float = sum(self._source.peers().gather(sum(numbers)))
+        total: float = sum(self._source.peers().gather(sum(map(_number, found))))
         return total
 
     def drop_rest(self) -> None:
@@ -164,6 +177,7 @@ class Step:
         for _ in range(self.pieces - self.taken - len(self._ahead)):
             next(self._batches)
         self._ahead.clear()
+        self._over = True
 
     def _present(self) -> int:
         if not self.taken:
@@ -174,7 +188,12 @@ class Step:
         return self.taken - 1
 
 
-_told: tuple[int, int, int, int] | None = None
+def _number(value: Any) -> float:
+    """What JSON has a word for: an int, else a float."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
 
 
 class GivesSteps(StepSource):
@@ -188,6 +207,8 @@ class GivesSteps(StepSource):
     _walk: object = None  # the present iteration
     _asked: tuple[int, tuple[int | None, int | None]] | None = None
     _was_over: int | None = None  # the call of ``train`` in which it had nothing more to give
+    _told: tuple[int, int, int, int] | None = None  # to people, of how steps are cut
+    _made = 0  # steps in this iteration; in no State they are its numbers
 
     def steps(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
         """The steps that are left, from the last commit on, over the ends of epochs.
@@ -231,9 +252,9 @@ class GivesSteps(StepSource):
         self._begun, self.iterates = (), True
         self._go_to_commit()
         begin_piece(is_last=True)
-        made = 0
+        self._made = 0
         try:
-            while not self._is_over(epochs, steps, made):
+            while not self._is_over(epochs, steps):
                 for step in self._rest_of_epoch():
                     self._begun = (*self._begun, step)
                     yield step
@@ -243,10 +264,10 @@ class GivesSteps(StepSource):
                             "position was loaded; ask for steps() anew"
                         )
                     step.drop_rest()
-                    made += 1
                     if self._progress is None:
+                        self._made = step.number
                         self.commit()  # as nobody else does
-                    if self._is_over(None, steps, made):
+                    if self._is_over(None, steps):
                         return
             if self._progress is not None:
                 self._was_over = self._progress.call
@@ -255,26 +276,23 @@ class GivesSteps(StepSource):
                 self.iterates = False
                 begin_piece(is_last=True)
 
-    def _is_over(self, epochs: int | None, steps: int | None, made: int) -> bool:
-        if self._progress is not None:
-            if self._progress.stopped:
-                self._was_over = self._progress.call
-                return True
-            made = self._progress.step + len(self._begun)
+    def _is_over(self, epochs: int | None, steps: int | None) -> bool:
+        if self._progress is not None and self._progress.stopped:
+            self._was_over = self._progress.call
+            return True
         return (epochs is not None and self._next_epoch() >= epochs) or (
-            steps is not None and made >= steps
+            steps is not None and self._number() > steps
         )
 
     def _number(self) -> int:
         """Of the step that is about to begin."""
-        before = self._progress.step if self._progress is not None else 0
+        before = self._progress.step if self._progress is not None else self._made
         return before + len(self._begun) + 1
 
     def _tell_pieces(self, samples: int, at_once: int, pieces: int, world: int) -> None:
         """Tells people how a step is cut, where that has changed."""
-        global _told
-        if _told != (samples, at_once, pieces, world):
-            _told = samples, at_once, pieces, world
+        if self._told != (samples, at_once, pieces, world):
+            self._told = samples, at_once, pieces, world
             if context().rank == 0:
                 context().note(StepPieces(samples, world, at_once, pieces))
 

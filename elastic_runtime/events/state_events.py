@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_runtime.events.event import DEBUG, WARNING, NotedEvent
-from elastic_runtime.reporting.wording import again
+from elastic_runtime.reporting.wording import again, count
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,7 @@ class StepPieces(NotedEvent):
     """How the steps of a job are cut, at the start and after each change."""
 
     name = "data.step_pieces"
+    sentence = "a step has {samples} samples: {workers} workers, {at_once} each"
 
     samples: int
     workers: int
@@ -204,8 +205,9 @@ class StepPieces(NotedEvent):
 
     def message(self) -> str:
         """How many samples a worker takes, and in how many pieces."""
-        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
-        each = f"{self.at_once} each"
+        even = self.workers * self.pieces * self.at_once == self.samples
+        each = f"{'' if even else 'up to '}{self.at_once} each"
         if self.pieces > 1:
-            each = f"{self.at_once} at once each, in {self.pieces} pieces"
-        return f"a step has {self.samples} samples: {workers}, {each}"
+            each = f"{each.removesuffix('each')}at once each, in {self.pieces} pieces"
+        samples, workers = count(self.samples, "sample"), count(self.workers, "worker")
+        return f"a step has {samples}: {workers}, {each}"

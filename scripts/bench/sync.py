@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime.worker.recovery.state_transfer import bring_together
 from elastic_runtime.training.state import State
+from elastic_runtime.worker.recovery.state_transfer import bring_together
 from scripts.bench.measure.contenders import ENVIRONMENT
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine

@@ -5,33 +5,41 @@ Each life of the job, from one restart to the next, carries out the next fault o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from elastic_runtime import Checkpointer
-from elastic_runtime.examples.digits import Lesson
+import elastic_runtime as elastic
+from elastic_runtime.examples.digits import digits, network
 from tests.chaos import planned
 
 
 class Task(planned.Task):
     """To learn digits."""
 
-    def lesson(self) -> tuple[Lesson, dict[str, Any]]:
-        """What is learned, and the entries of its checkpoints."""
-        settings = argparse.Namespace(batch=self.batch, seed=self.seed, step_ms=self.step_ms)
-        lesson = Lesson.prepare(settings, torch.device("cpu"))
-        tally = Tally(self.epochs, len(lesson.train))
-        return lesson, {**lesson.parts, "tally": tally}
+    def learner(self) -> tuple[elastic.State, elastic.DataLoader, Tally]:
+        """What is trained, what it reads, and how often each sample has counted."""
+        torch.manual_seed(self.seed)
+        samples, _ = digits()
+        model = network()
+        optim = torch.optim.Adam(model.parameters(), lr=2e-3)
+        tally = Tally(self.epochs, len(samples))
+        loader = elastic.DataLoader(
+            Numbered(samples),
+            global_batch_size=self.batch,
+            seed=self.seed,
+            num_workers=1,
+            prefetch_factor=4,
+        )
+        return elastic.State(model=model, optim=optim, loader=loader, tally=tally), loader, tally
 
 
 class Tally(nn.Module):
@@ -57,6 +65,9 @@ class Numbered(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
     def __init__(self, data: Dataset[tuple[torch.Tensor, ...]]) -> None:
         self._data = data
 
+    def __len__(self) -> int:
+        return len(self._data)  # type: ignore[arg-type]  # a TensorDataset
+
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         inputs, target = self._data[index]
         return index, inputs, target
@@ -67,29 +78,29 @@ def main() -> None:
     task = Task.read()
     folder = Path(task.folder)
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    lesson, entries = task.lesson()
-    parallel, sampler = DistributedDataParallel(lesson.model), lesson.sampler
-    loader = DataLoader(
-        Numbered(lesson.train), batch_sampler=sampler, num_workers=1, prefetch_factor=4
-    )
-    ckpt = Checkpointer(folder / "checkpoints", entries, every=task.every, keep=3)
-    ckpt.resume()
-    due, fault = planned.pending(task, world)
-    who = {"round": int(os.environ["ELASTIC_ROUND"]), "rank": rank, "world": world}
-    with (folder / "notes" / uuid.uuid4().hex).open("x", buffering=1) as notes:
-        while sampler.epoch < task.epochs:
-            for numbers, inputs, targets in loader:
-                if fault and ckpt.steps == due and rank == fault.rank % world:
+    state, loader, tally = task.learner()
+    state.checkpoints(folder / "checkpoints", every=task.every, keep=3)
+    with (
+        state.resumed() as world,
+        (folder / "notes" / uuid.uuid4().hex).open("x", buffering=1) as notes,
+    ):
+        due, fault = planned.pending(task, world.size)
+        number = int(os.environ["ELASTIC_ROUND"])
+        who = {"round": number, "rank": world.rank, "world": world.size}
+        ddp = DistributedDataParallel(state.model)
+        for step in loader.steps(epochs=task.epochs):
+            for numbers, inputs, targets in step:
+                if fault and state.step == due and world.rank == fault.rank % world.size:
                     fault.arm(folder)
-                lesson.learn(parallel, inputs, targets)
-                samples = numbers.tolist() if sampler.loss_scale else []
-                entries["tally"].count(sampler.epoch, samples)
-                note = {**who, "step": ckpt.steps, "epoch": sampler.epoch, "samples": samples}
-                notes.write(json.dumps(note) + "\n")
-                ckpt.step()
-    ckpt.save()
-    ckpt.close()
+                step.backward(nn.functional.cross_entropy(ddp(inputs), targets))
+                samples = numbers.tolist() if step.weight else []
+            time.sleep(task.step_ms / 1000)
+            state.optim.step()
+            state.optim.zero_grad()
+            tally.count(step.epoch, samples)
+            note = {**who, "step": state.step, "epoch": step.epoch, "samples": samples}
+            notes.write(json.dumps(note) + "\n")
+            state.commit()
     dist.destroy_process_group()
 
 

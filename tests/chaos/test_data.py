@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_runtime import Checkpointer, ElasticBatchSampler
+import elastic_runtime as elastic
+from elastic_runtime import ElasticBatchSampler
 from tests.chaos import planned
 from tests.chaos.data_job import Task
 
@@ -30,13 +31,11 @@ def test_no_sample_of_a_committed_step_is_missing_or_repeated(tmp_path: Path) ->
     notes = planned.read_notes(tmp_path)
     worlds = {note["world"] for note in notes}
     assert (min(worlds), max(worlds)) == (1, _NODES)
-    lesson, entries = task.lesson()
+    state, _, tally = task.learner()
     steps = planned.committed(notes)
-    size = len(lesson.train)
+    size = tally.times.shape[1]
     alone = ElasticBatchSampler(size, task.batch, seed=task.seed, rank=0, world=1)
     assert steps == planned.one_rank_sequence(alone, task.epochs, list)
     # What the model was saved with says the same.
-    ckpt = Checkpointer(tmp_path / "checkpoints", entries)
-    assert ckpt.resume() == len(steps)
-    ckpt.close()
-    assert (entries["tally"].times == 1).all()
+    assert elastic.load(tmp_path / "checkpoints", state) == len(steps)
+    assert (tally.times == 1).all()

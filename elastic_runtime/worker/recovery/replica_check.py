@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 REMEDY = (
     "models that are spread over ranks (FSDP, tensor, pipeline or expert parallel) do not recover "
-    "in place: leave out elastic.run and State, and let the job restart from a Checkpointer, which "
-    "reshards them (docs/checkpoints.md)"
+    "in place: write elastic.run(train, state, in_place=False), and the job restarts from "
+    "checkpoints, which are resharded (docs/checkpoints.md)"
 )
 
 _NONE = [0.0, 0.0]  # the fingerprint where there is no gradient

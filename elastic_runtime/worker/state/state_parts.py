@@ -474,8 +474,8 @@ def differing(what: str, here: str, there: str) -> UsageError:
     return UsageError(
         f"models differ between ranks: {what}: {here} here, {there} on the rank that gives its "
         "state; build the same models and optimizers on every rank. Models of which each rank "
-        "holds a part (pipeline or expert parallel) do not recover in place: leave out elastic.run "
-        "and State, and let the job restart from a Checkpointer"
+        "holds a part (pipeline or expert parallel) do not recover in place: write "
+        "elastic.run(train, state, in_place=False)"
     )
 
 
