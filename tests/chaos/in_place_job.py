@@ -250,7 +250,7 @@ def main() -> None:
             # How long a disk stays broken depends on how busy the machine is.
             max_save_age="1h",
         )
-    elastic.run(trainer.state, saver)(trainer.train)
+    elastic.run(trainer.train, trainer.state, saver)
     torch.save(trainer.model.state_dict(), folder / "weights" / f"{history.name}.pt")
     history.write("ended", step=trainer.state.step)
 
