@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,17 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
 
 from elastic_runtime.data.kept_loader import KeptLoader
+from elastic_runtime.data.sample_seeds import generator
 from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.data.steps import GivesSteps, Step
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from elastic_runtime.data.epoch_order import Order
-    from elastic_runtime.worker.world import World
 
 _OURS = ("batch_size", "sampler", "batch_sampler", "persistent_workers", "generator")
 
@@ -92,6 +94,8 @@ class DataLoader(GivesSteps):
                 "remove the option"
             )
         _check(data, global_batch_size, at_once)
+        if replacement and order is None:
+            raise UsageError("replacement=True is about an order= of your own; give one")
         if order is not None and not shuffle:
             raise UsageError("shuffle=False is an order of its own; give that, or order=")
         self._data = data
@@ -240,8 +244,7 @@ def _torch_loader(
     data: Any, sampler: ElasticBatchSampler, options: dict[str, Any], seed: int
 ) -> TorchLoader[Any]:
     # A generator of its own: torch would take a seed for its processes from the global one.
-    own = torch.Generator()
-    own.manual_seed(seed)
+    own = generator("loader", seed, World.of_environment(os.environ).rank)
     if options.get("num_workers", 0) < 1:
         return TorchLoader(data, batch_sampler=sampler, generator=own, **options)
     shielded = {**options, "worker_init_fn": Shielded(options.get("worker_init_fn"))}
@@ -260,9 +263,9 @@ def _as_it_is(data: Any) -> Order:
 
 def _check(data: Any, batch: Any, at_once: Any) -> None:
     """Refuses what is no data set with numbered samples, and what is no number of them."""
-    for name, number in (("global_batch_size", batch), ("at_once", at_once)):
-        whole = hasattr(number, "__index__") and not isinstance(number, bool)
-        if (number is not None or number is batch) and not (whole and number >= 1):
+    numbers = {"global_batch_size": batch, "at_once": 1 if at_once is None else at_once}
+    for name, number in numbers.items():
+        if not hasattr(number, "__index__") or isinstance(number, bool) or number < 1:
             raise UsageError(f"{name}={number!r}: give a whole number of samples, at least 1")
     try:
         size = -1 if isinstance(data, IterableDataset) else len(data)

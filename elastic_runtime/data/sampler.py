@@ -309,7 +309,9 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         """Samples in a micro-batch of the step that is under way: of all ranks, and of this one."""
         here = self._share
         if here.at_once:
-            ranks = (pieces_of(self._step(), n, here.world, here.at_once) for n in range(here.world))
+            ranks = (
+                pieces_of(self._step(), n, here.world, here.at_once) for n in range(here.world)
+            )
             sizes = [end - first for first, end in (cuts[piece] for cuts in ranks)]
             return sum(sizes), sizes[here.rank]
         count = min(here.micro_batch, self._step() - here.micro_batch * piece)

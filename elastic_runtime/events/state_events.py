@@ -206,8 +206,7 @@ class StepPieces(NotedEvent):
     def message(self) -> str:
         """How many samples a worker takes, and in how many pieces."""
         even = self.workers * self.pieces * self.at_once == self.samples
-        each = f"{'' if even else 'up to '}{self.at_once} each"
-        if self.pieces > 1:
-            each = f"{each.removesuffix('each')}at once each, in {self.pieces} pieces"
+        each = f"{'' if even else 'up to '}{self.at_once}"
+        each += f" at once each, in {self.pieces} pieces" if self.pieces > 1 else " each"
         samples, workers = count(self.samples, "sample"), count(self.workers, "worker")
         return f"a step has {samples}: {workers}, {each}"

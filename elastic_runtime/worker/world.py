@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from elastic_runtime.protocol.messages import ENV_ROUND
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -50,7 +52,7 @@ class World:
             local_size=number("LOCAL_WORLD_SIZE", 1),
             node_rank=number("GROUP_RANK", 0),
             nodes=number("GROUP_WORLD_SIZE", 1),
-            round=0,
+            round=number(ENV_ROUND, 0),
         )
 
     @classmethod

@@ -147,7 +147,9 @@ class ShardedStream(GivesSteps):
         """
         self._entered = world.rank, world.size
         self._peers = self._gloo = self._own_peers = None
-        self._under_way = deque()
+        # Iterations of before are void. What was given last may still be committed: where ranks
+        # have finished a step that a fault has interrupted, it counts.
+        self._under_way = deque(self._under_way)
         self._windows.restart()
 
     def __iter__(self) -> Iterator[Any]:
@@ -214,10 +216,10 @@ class ShardedStream(GivesSteps):
                 self._go_to(self._under_way.popleft().after)
 
     def _go_to_commit(self) -> None:
-        pass  # an iteration begins there
+        self._under_way = deque()
 
     def _next_epoch(self) -> int:
-        return self.epoch
+        return self._under_way[-1].after.lot.epoch if self._under_way else self.epoch
 
     def _rest_of_epoch(self) -> Iterator[Step]:
         if self._begun:

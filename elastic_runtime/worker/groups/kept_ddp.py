@@ -35,7 +35,8 @@ def ddp(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
     """Wraps a model in ``DistributedDataParallel``, and gives the same wrapper in every round.
 
     It may be called inside of ``train`` or before ``elastic.run``; the wrapper can be used inside
-    of ``train``.
+    of ``train``. It meets the other ranks when it is first used with gradients, as they do: a rank
+    may make it for an evaluation of its own.
 
     Args:
         model: the same module each time.
@@ -68,15 +69,11 @@ class KeptDDP(DistributedDataParallel):  # type: ignore[misc]  # torch has no ty
         self.module = module
         self._elastic_options = options
         self._elastic_round = _NEVER
-        if dist.is_initialized():
-            self._set_up()
 
     def take(self, options: dict[str, Any]) -> None:
         """Has these options from now on."""
         if options != self._elastic_options:
             self._elastic_options, self._elastic_round = options, _NEVER
-        if dist.is_initialized():
-            self._set_up()
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """As the model's; gradients are reduced with the last piece of a step.

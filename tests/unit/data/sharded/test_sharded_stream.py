@@ -9,20 +9,24 @@ import json
 import os
 import pickle
 import random
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
 import psutil
 import pytest
+import torch
 from datasets.distributed import split_dataset_by_node
 
 import elastic_runtime as elastic
+from elastic_runtime.data.sharded import sharded_stream
 from elastic_runtime.data.sharded.shard_list import ShardList
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 from tests.unit.data.play import world_of
-from tests.unit.data.sharded.ranks import GlobalStep, letters, live, write_shards
+from tests.unit.data.sharded.ranks import GlobalStep, ThreadPeers, letters, live, write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -495,3 +499,113 @@ def test_of_shards_without_a_name_only_the_number_counts() -> None:
     three, four = (ShardList.of(hugging_face(n), None, None).identity for n in (3, 4))
     assert three == ShardList.of(hugging_face(3), None, None).identity
     assert three != four
+
+
+# As the steps of a job
+
+
+class Job:
+    """A State as a stream sees it."""
+
+    step, stopped, call = 0, False, 1
+
+    def commit(self, stream: ShardedStream) -> None:
+        stream.before_commit(optimized=True)
+        stream.commit()
+        self.step += 1
+
+
+def in_state(shards: list[str], batch: int = 4) -> tuple[ShardedStream, Any]:
+    stream, job = elastic.ShardedStream(shards, batch_size=batch), Job()
+    stream.enter(world_of(0, 1))
+    stream.belong_to(job)  # type: ignore[arg-type]
+    return stream, job
+
+
+def test_its_steps_are_those_of_its_iterations(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [5, 3, 2])
+    expected = alone(shards, 2, batch_size=4)
+    stream, job = in_state(shards)
+    seen, told = [], []
+    for step in stream.steps(epochs=2):
+        told.append((step.number, step.pieces, step.samples, step.last_of_epoch))
+        for piece in step:
+            assert step.weight == 1.0
+            seen.append((step.epoch, sorted(piece.tolist())))
+        job.commit(stream)
+    assert seen == expected
+    sizes = [(4, False), (4, False), (2, True)] * 2
+    assert told == [(n, 1, *one) for n, one in enumerate(sizes, 1)]
+    assert (stream.epoch, stream.cursor) == (2, 0)
+
+
+def test_steps_are_shared_out_with_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_shards(tmp_path, [7])
+    peers = ThreadPeers(3)
+    local = threading.local()
+    monkeypatch.setattr(sharded_stream, "Peers", lambda group: peers.of(local.rank))
+
+    def work(rank: int) -> list[tuple[float, list[int]]]:
+        local.rank = rank
+        stream = elastic.ShardedStream(shards, batch_size=4)
+        stream.enter(world_of(rank, 3))
+        return [
+            (step.weight, piece.tolist() if step.weight else [])
+            for step in stream.steps(epochs=1)
+            for piece in step
+        ]
+
+    with ThreadPoolExecutor(3) as ranks:
+        for step in zip(*ranks.map(work, range(3)), strict=True):
+            assert sum(weight for weight, _ in step) == pytest.approx(3)
+            assert [len(own) for _, own in step] in ([2, 1, 1], [1, 1, 1])
+
+
+def test_a_commit_moves_it_by_the_steps_begun(tmp_path: Path) -> None:
+    stream, job = in_state(write_shards(tmp_path, [12]))
+    places = []
+    for number, step in enumerate(stream.steps(epochs=1), 1):
+        for piece in step:
+            step.backward((torch.ones((), requires_grad=True) * piece).mean())
+        if number != 1:
+            job.commit(stream)
+        places.append((stream.epoch, stream.cursor))
+    stream.commit()
+    assert [*places, (stream.epoch, stream.cursor)] == [(0, 0), (0, 8), (1, 0), (1, 0)]
+
+
+def test_an_epoch_ends_before_the_next_one_is_read(tmp_path: Path) -> None:
+    stream, job = in_state(write_shards(tmp_path, [8]))
+    for _ in stream.steps(epochs=1):
+        pass
+    job.commit(stream)
+    assert (stream.epoch, stream.cursor) == (1, 0)
+    with pytest.raises(UsageError, match="commit it before the next epoch begins"):
+        for _ in stream.steps(epochs=3):
+            pass
+
+
+@pytest.mark.parametrize("form", ["steps", "batches"])
+def test_a_step_that_is_adopted_in_the_next_world_counts(form: str, tmp_path: Path) -> None:
+    """There all have finished it when a fault came; the State commits it after ``enter``."""
+    stream, _ = in_state(write_shards(tmp_path, [12]))
+    given = stream.steps() if form == "steps" else iter(stream)
+    next(given)
+    stream.enter(world_of(0, 1))
+    stream.commit()
+    assert (stream.epoch, stream.cursor) == (0, 4)
+    with pytest.raises(UsageError, match="begun before another one"):
+        next(given)
+
+
+def test_an_iteration_over_batches_ends_that_over_steps(tmp_path: Path) -> None:
+    stream, _ = in_state(write_shards(tmp_path, [12]))
+    steps = stream.steps()
+    next(steps)
+    next(iter(stream))
+    with pytest.raises(UsageError, match="begun before another one"):
+        next(steps)
+    stream.commit()
+    assert stream.cursor == 4

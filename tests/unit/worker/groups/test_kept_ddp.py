@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from copy import deepcopy as copy_of
 from functools import partial
@@ -14,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from tests.ranks import run_ranks, values
@@ -116,7 +118,12 @@ def takes_other_options() -> list[bool]:
     model = torch.nn.Linear(1, 1)
     calls: tuple[dict[str, Any], ...] = ({}, {"find_unused_parameters": True}, {})
     assert dist.get_world_size() == 2
-    return [elastic.ddp(model, **options).find_unused_parameters for options in calls]
+    found = []
+    for options in calls:
+        wrapped = elastic.ddp(model, **options)
+        wrapped(torch.ones(1, 1)).sum().backward()
+        found.append(wrapped.find_unused_parameters)
+    return found
 
 
 def test_the_options_of_the_last_call_count() -> None:
@@ -146,3 +153,84 @@ def is_used_after_the_last_round(port: int, *, road: str) -> str:
 def test_a_wrapper_that_is_used_after_the_last_round_says_so(road: str) -> None:
     said = on_ranks(2, is_used_after_the_last_round, road=road)
     assert all("inside of train(world) only" in one for one in said)
+
+
+class Norm(torch.nn.Module):
+    """With a buffer, which ``DistributedDataParallel`` gives to all ranks before each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) + self.seen
+
+
+def reduces_once(samples: int) -> tuple[Any, ...]:
+    """The gradient of a step of one piece and of several, and how often it was reduced."""
+    found: list[Any] = []
+    for at_once in (None, 2):
+        model = Norm()
+        torch.nn.init.ones_(model.layer.weight)
+        wrapped = elastic.ddp(model)
+        reductions: list[int] = []
+
+        def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch wants no strings
+            state.append(1)
+            return default_hooks.allreduce_hook(None, bucket)
+
+        wrapped.register_comm_hook(reductions, hook)
+        loader = DataLoader(torch.arange(1.0, samples + 1)[:, None], samples, at_once=at_once)
+        for step in loader.steps(steps=2):
+            model.zero_grad()
+            reductions.clear()
+            for piece in step:
+                step.backward(wrapped(piece).mean())
+            assert model.layer.weight.grad is not None
+            found.append((step.pieces, len(reductions), model.layer.weight.grad.item()))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("samples", [10, 7])
+def test_pieces_have_the_gradients_of_one_and_are_reduced_once(samples: int) -> None:
+    mean = pytest.approx((samples + 1) / 2)
+    pieces = math.ceil(math.ceil(samples / 2) / 2)
+    expected = ((1, 1, mean), (1, 1, mean), (pieces, 1, mean), (pieces, 1, mean))
+    assert values(run_ranks(2, reduces_once, samples)) == [expected] * 2
+
+
+def evaluates_alone() -> tuple[float, float]:
+    """What the model says on each rank; only rank 0 asks a second time."""
+    model = Norm()
+    torch.nn.init.ones_(model.layer.weight)
+    torch.nn.init.zeros_(model.layer.bias)
+    rank = dist.get_rank()
+    wrapped = elastic.ddp(model)
+    model.seen.fill_(rank)
+    with torch.no_grad():
+        once = wrapped(torch.ones(1, 1)).item()
+        again = wrapped(torch.ones(1, 1)).item() if rank == 0 else once
+    dist.barrier()
+    return once, again
+
+
+def test_without_gradients_it_is_the_model_itself_and_a_rank_may_be_alone() -> None:
+    assert values(run_ranks(2, evaluates_alone)) == [(1.0, 1.0), (2.0, 2.0)]
+
+
+def begins_with(in_place: bool) -> float:
+    """A parameter of a model that differs between ranks, once it is used to train."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, float(dist.get_rank()))
+    context().in_place = in_place
+    ddp = elastic.ddp(model)
+    if dist.get_rank() == 0:  # alone: nothing meets the others yet
+        elastic.ddp(model)
+    ddp(torch.ones(1, 1))
+    return model.weight.item()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_ranks_are_made_alike_where_nobody_else_does(in_place: bool) -> None:
+    assert values(run_ranks(2, begins_with, in_place)) == [0.0, 1.0 if in_place else 0.0]
