@@ -33,9 +33,19 @@ nothing else is said.
 # What each part is about, and its names with those members that scripts call. Other members that
 # have no underscore are for the runtime's own parts.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "Training in place": {
+    "Training": {
         "run": (),
-        "State": ("step", "commit", "parts"),
+        "State": (
+            "step",
+            "world",
+            "stopped",
+            "checkpoints",
+            "at",
+            "commit",
+            "save",
+            "stop",
+            "resumed",
+        ),
         "World": (),
         "busy": (),
         "ddp": (),
@@ -46,10 +56,13 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Checkpoints": {
         "Checkpointer": ("steps", "resume", "step", "save", "wait", "close"),
+        "load": (),
         "PerRank": (),
         "GlobalGenerators": (),
     },
     "Data": {
+        "DataLoader": ("steps", "remaining", "state_dict", "load_state_dict"),
+        "data.steps.Step": ("weight", "backward", "total"),
         "ElasticBatchSampler": (
             "loss_scale",
             "loss_scale_of",
@@ -61,6 +74,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "load_state_dict",
         ),
         "ShardedStream": (
+            "steps",
             "epoch",
             "cursor",
             "loss_scale",
@@ -105,7 +119,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "Errors": {"CheckpointError": ()},
 }
 GUIDES = {
-    "Training in place": "in-place.md",
+    "Training": "tutorial.md",
     "Slow networks": "slow-networks.md",
     "Checkpoints": "checkpoints.md",
     "Data": "data.md",
@@ -147,7 +161,7 @@ def page() -> str:
             lines += ["", *_entry(f"### {name}", name, thing)]
             for member in members:
                 title = f"#### {name}.{member}"
-                lines += ["", *_entry(title, member, thing.members[member])]
+                lines += ["", *_entry(title, member, thing.all_members[member])]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip("\n") + "\n"
 
 
