@@ -152,6 +152,10 @@ AGREEMENT_LONGEST_PERIOD_US = 250_000
 AGREEMENT_MAX_STEPS_LATER = 16
 # A step that took so many times as long as the mean one is no accident: more of them may follow.
 AGREEMENT_STEP_OUTLIER = 8
+# A rank that has returned from train looks so often whether the others have, and in the restart
+# form says after so long that they have not; both in seconds.
+AGREEMENT_LOOK_PAUSE = 0.005
+RETURN_PATIENCE = 30.0
 # Averaged gradients are the same on all ranks but for rounding; what is not averaged differs by
 # some hundredths at least. Of the first so many commits those with a power of two are compared.
 REPLICA_TOLERANCE = 1e-3

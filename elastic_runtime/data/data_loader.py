@@ -16,6 +16,7 @@ from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of,
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.data.steps import GivesSteps, Step
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker.loop_hints import OTHER_BATCH, tell_once
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ class DataLoader(GivesSteps):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, the same on every rank and for every number of ranks."""
-        return self.batch_sampler.state_dict()
+        batch, _ = self.batch_sampler.batch_sizes
+        return {**self.batch_sampler.state_dict(), "batch": batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a saved position; the order of samples is that of the run that saved it.
@@ -237,6 +239,9 @@ class DataLoader(GivesSteps):
                 another one.
         """
         self.forget_walk()
+        batch, _ = self.batch_sampler.batch_sizes
+        if state["batch"] != batch:
+            tell_once(OTHER_BATCH, before=state["batch"], now=batch)
         self.batch_sampler.load_state_dict(state)
 
 

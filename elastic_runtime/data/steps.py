@@ -16,7 +16,9 @@ import torch
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StepPieces
+from elastic_runtime.worker import step_source
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.loop_hints import BREAK_IN_PIECES, LOOSE_LOADER, tell_once
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.pieces import begin_piece
 from elastic_runtime.worker.step_source import StepSource
@@ -174,6 +176,8 @@ class Step:
 
     def drop_rest(self) -> None:
         """Reads what the script has left of it: the next step begins after it."""
+        if 0 < self.taken < self.pieces:
+            tell_once(BREAK_IN_PIECES, taken=self.taken, pieces=self.pieces)
         for _ in range(self.pieces - self.taken - len(self._ahead)):
             next(self._batches)
         self._ahead.clear()
@@ -250,6 +254,8 @@ class GivesSteps(StepSource):
     def _steps(self, epochs: int | None, steps: int | None) -> Generator[Step, None, None]:
         walk = self._walk = object()
         self._begun, self.iterates = (), True
+        if self._progress is None and step_source.is_training():
+            tell_once(LOOSE_LOADER)
         self._go_to_commit()
         begin_piece(is_last=True)
         self._made = 0
@@ -350,6 +356,11 @@ class GivesSteps(StepSource):
                     "differ in size, they would not be those of the global batch; write "
                     "step.backward(loss), or (loss * step.weight).backward()"
                 )
+
+    @property
+    def has_begun(self) -> bool:  # type: ignore[override]  # it cannot be set
+        """See ``StepSource``."""
+        return bool(self._begun)
 
     def forget_begun(self) -> int:
         """Forgets the steps begun since the last commit; how many they were."""

@@ -154,6 +154,21 @@ class StepNone(Event):
 
 
 @dataclass(frozen=True)
+class TrainReturnedAlone(NotedEvent):
+    """In the restart form: ``train`` has returned on a rank, and for long on no other."""
+
+    name = "train.returned_alone"
+    level = WARNING
+    sentence = (
+        "train has returned on rank {rank} after step {step}, and waits for the other ranks; if "
+        "they wait for it in a further step, let all decide by what is the same everywhere, such "
+        "as state.step"
+    )
+
+    step: int
+
+
+@dataclass(frozen=True)
 class StepFirst(NotedEvent):
     """A worker has done the first step of a round; its agent knows from it how long the recovery
     took."""

@@ -210,3 +210,14 @@ class StepPieces(NotedEvent):
         each += f" at once each, in {self.pieces} pieces" if self.pieces > 1 else " each"
         samples, workers = count(self.samples, "sample"), count(self.workers, "worker")
         return f"a step has {samples}: {workers}, {each}"
+
+
+@dataclass(frozen=True)
+class LoopHint(NotedEvent):
+    """A script's loop very likely does not do what it means to."""
+
+    name = "loop.hint"
+    level = WARNING
+    sentence = "{text}"
+
+    text: str

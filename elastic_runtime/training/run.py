@@ -10,6 +10,7 @@ from elastic_runtime.errors import CheckpointUsageError, UsageError
 from elastic_runtime.training.run_loop import begun, train_to_end
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.step_source import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +81,8 @@ def resumed(state: State, *, strict: bool = True) -> Iterator[World]:
         loop.one_world() as (_, world),
     ):
         state.begin_call()
-        yield world
+        with training(on=True):
+            yield world
 
 
 @contextmanager

@@ -25,8 +25,14 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.events.round_events import RegroupChosen, RoundEntered, RoundError
+from elastic_runtime.events.round_events import (
+    RegroupChosen,
+    RoundEntered,
+    RoundError,
+    TrainReturnedAlone,
+)
 from elastic_runtime.events.state_events import DutyUnknown, StateUnfit
+from elastic_runtime.limits import RETURN_PATIENCE
 from elastic_runtime.protocol.messages import (
     EXIT_WORKER_LEFT,
     HANG,
@@ -61,6 +67,7 @@ from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.round_breaks import begin_break, end_break, end_breaks
 from elastic_runtime.worker.state.missing_parts import MissingParts, report
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
+from elastic_runtime.worker.step_source import training
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -523,7 +530,8 @@ class Commit:
         value = None
         try:
             if not state.stopped or state.has_loaders:
-                value = self._loop._train(world)
+                with training(on=True):
+                    value = self._loop._train(world)
         except TrainingStopped:
             pass
         if alone is not None:
@@ -536,8 +544,13 @@ class Commit:
         Raises:
             WorldChanged: the round ends before.
         """
-        self._state._on_commit = None
+        state = self._state
+        state._on_commit = None
+        told = self._ranks is not None  # in place the agents notice who hangs
         while True:
+            if not told:
+                late = partial(self._loop._here.note, TrainReturnedAlone(state.step))
+                self._agreement.wait_visibly(RETURN_PATIENCE, late)
             agreed = self._agreement.step(partial(self._wishes, Wish.NOTHING))
             if Wish.CHANGE in agreed:
                 self._leave()
@@ -572,7 +585,7 @@ class Commit:
             if duty is None:
                 self._loop._note(DutyUnknown(name, state.step))
             else:
-                with here.busy(name), state.doing(name):
+                with here.busy(name), state.doing(name), training(on=False):
                     duty.do()
                 self._duties.done(name, time.monotonic())
                 self._share()

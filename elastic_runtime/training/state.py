@@ -25,6 +25,12 @@ from elastic_runtime.training.checkpoints import CheckpointSettings
 from elastic_runtime.training.duties import Duties
 from elastic_runtime.training.rank_values import RankValues
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.loop_hints import (
+    BUFFERS_IN_DUTY,
+    COMMIT_TWICE,
+    SCHEDULE_LATE,
+    tell_once,
+)
 from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, StateLost
 from elastic_runtime.worker.recovery.replica_check import refuse_sharded
@@ -113,8 +119,11 @@ class State:
     _step: int
     _commits: int  # made since the job began or was started again, the same on all ranks
     _optimized: bool  # an optimizer has made a step since the last commit
+    _ever_optimized: bool
     _is_ahead: bool  # a duty has changed values since
     _watched: bool  # whether optimizers are
+    _schedules: list[Any]
+    _schedules_at: list[int]  # as of the last commit
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
     _saver: Saver | None  # the same; where there are checkpoints
     _alone: TrainsAlone | None  # what trains this rank's own model between two commits
@@ -180,8 +189,14 @@ class State:
         self._with_generators = generators
         self._step = 0
         self._commits = 0
-        self._optimized = self._is_ahead = False
+        self._optimized = self._ever_optimized = self._is_ahead = False
         self._watched = False
+        self._schedules = [
+            one
+            for one in self._named.values()
+            if isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+        ]
+        self._schedules_at = []
         self._on_commit = None
         self._saver = None
         self._alone = None
@@ -325,8 +340,11 @@ class State:
             )
         if self.stopped:
             self.end_training()
-        for loader in self._loaders():
+        loaders = self._loaders()
+        for loader in loaders:
             loader.before_commit(optimized=self._optimized)
+        if self._watches and not self._optimized and not any(one.has_begun for one in loaders):
+            tell_once(COMMIT_TWICE)
         if self._in_memory:
             self._gate.before_commit()
             self._look_between_optimizer_and_commit()
@@ -563,6 +581,8 @@ class State:
         """While the block runs, a duty is done: commits are refused, modules keep their mode."""
         modules = [m for m in self._named.values() if isinstance(m, torch.nn.Module)]
         modes = [(one, one.training) for module in modules for one in module.modules()]
+        buffers = [one for module in modules for one in module.buffers()]
+        versions = [one._version for one in buffers if not one.is_inference()]
         self._duty = name
         try:
             yield
@@ -570,6 +590,8 @@ class State:
             self._duty = ""
             for module, mode in modes:
                 module.training = mode
+            if versions != [one._version for one in buffers if not one.is_inference()]:
+                tell_once(BUFFERS_IN_DUTY, what=name)
 
     def owe(self, names: Sequence[str]) -> None:
         """These duties are owed, as of the last commit."""
@@ -812,6 +834,7 @@ class State:
                 part.load(json_tensors.decode(meta["parts"][part.name], tensors))
         _replace(self._values, json_tensors.decode(meta["values"], tensors))
         _replace(self._progress, meta["progress"])
+        self._schedules_at = []
         if alike is not None:
             self._begin_own(meta)
         self._optimizer_steps.usual = dict(meta["usual"])
@@ -907,7 +930,10 @@ class State:
     def _inspect(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         for loader in self._loaders():
             loader.before_optimizer()
-        self._optimized = True
+        if not self._optimized:
+            self._optimized = True
+            if self._schedules_at and self._schedules_at != self._where_schedules_are():
+                tell_once(SCHEDULE_LATE)
         if self._replica_check is not None:
             self._replica_check.before_optimizer(optimizer, self._commits + 1)
 
@@ -927,11 +953,21 @@ class State:
         )
         step = self._step + 1
         self._commits += 1
+        self._ever_optimized |= self._optimized
         self._optimized = self._is_ahead = False
+        self._schedules_at = self._where_schedules_are()
         self.owe(self._duties.owed_after(step, epoch_over=epoch_over))
         if self._in_memory:
             self.remember_commit(step)
         self._step = step
+
+    def _where_schedules_are(self) -> list[int]:
+        return [one.last_epoch for one in self._schedules]
+
+    @property
+    def _watches(self) -> bool:
+        """Whether an optimizer of its own has ever made a step."""
+        return self._commits > 0 and self._ever_optimized
 
     def _look_between_optimizer_and_commit(self) -> None:
         """Has all be copied from now on, if a collective stood between an optimizer and its commit.

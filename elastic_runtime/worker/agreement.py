@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from elastic_runtime.limits import (
     AGREEMENT_LONGEST_PERIOD_US,
+    AGREEMENT_LOOK_PAUSE,
     AGREEMENT_MAX_STEPS,
     AGREEMENT_MAX_STEPS_LATER,
     AGREEMENT_PERIOD_US,
@@ -194,6 +195,22 @@ class Agreement:
     def restart_clock(self) -> None:
         """Leaves the time since the last step out of account: it was no training."""
         self._last = time.monotonic_ns()
+
+    def wait_visibly(self, patience: float, late: Callable[[], None]) -> None:
+        """Waits for the agreement that is under way, if one is, and says so if that takes long.
+
+        Args:
+            patience: in seconds.
+            late: called once after that.
+        """
+        if self._work is None:
+            return
+        until = time.monotonic() + patience
+        while not self._work.is_completed():
+            if time.monotonic() > until:
+                late()
+                return
+            time.sleep(AGREEMENT_LOOK_PAUSE)
 
     def close(self) -> None:
         """Waits for the agreement that is under way, so that no peer is left without an answer."""

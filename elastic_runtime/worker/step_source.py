@@ -6,9 +6,13 @@ needs to know how the other does it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from elastic_runtime.worker.world import FollowsWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class JobProgress(Protocol):
@@ -39,10 +43,12 @@ class StepSource(FollowsWorld):
     Attributes:
         epoch: the epoch that the next step belongs to.
         iterates: the script is in the middle of its ``steps()``.
+        has_begun: it has given steps since the last commit.
     """
 
     epoch: int
     iterates: bool
+    has_begun: bool
 
     def belong_to(self, progress: JobProgress) -> None:
         """It is part of this State, which counts its steps."""
@@ -70,3 +76,22 @@ class StepSource(FollowsWorld):
     def commit(self) -> None:
         """Moves on past the steps that were begun since the last commit; they count."""
         raise NotImplementedError
+
+
+_training = False
+
+
+def is_training() -> bool:
+    """Whether a State is trained in this process now, and nothing beside it is done."""
+    return _training
+
+
+@contextmanager
+def training(*, on: bool) -> Iterator[None]:
+    """Within the block one is, or is not, as in an evaluation."""
+    global _training
+    before, _training = _training, on
+    try:
+        yield
+    finally:
+        _training = before

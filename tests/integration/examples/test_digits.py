@@ -31,9 +31,9 @@ def run(*arguments: str) -> str:
 def test_digits_are_learned_across_a_change_of_the_world(tmp_path: Path) -> None:
     directory = str(tmp_path / "runs")
     alone = run(*DIGITS, "--dir", directory, "--epochs", "3")
-    assert "epoch 2: step 69, 1 workers" in alone
+    assert "epoch 2: step 69, 1 worker," in alone
     together = run(*TORCHRUN, *DIGITS, "--dir", directory)
-    assert "resumed at step 69, epoch 3" in together
+    assert "from step 69 on: 2 workers, epoch 3" in together
     assert "epoch 19: step 460, 2 workers" in together
     found = re.search(r"test accuracy (0\.\d+)", together)
     assert found and float(found[1]) >= 0.97, together[-2000:]

@@ -54,6 +54,12 @@ def run(script: str, name: str, folder: Path, *launcher: str) -> str:
 
 # What each prints under elastic-run.
 EXAMPLES = {
+    "tutorial.md": {
+        "plain.py": r"accuracy 0\.[89]\d",
+        "restarts.py": r"accuracy 0\.[89]\d after 48 steps",
+        "in_place.py": r"48 steps, the last of 2 workers",
+        "tokens.py": r"8 steps",
+    },
     "in-place.md": {
         "train.py": r"accuracy 0\.[89]\d after 48 steps",
         "gan.py": r"distance .* after 20 steps",
@@ -84,7 +90,7 @@ def test_no_document_has_examples_that_nothing_runs() -> None:
     assert shown == {
         *("accelerate.md", "checkpoints.md", "data.md", "in-place.md"),
         "torchtitan.md",  # integration/torchtitan
-        *("lightning.md", "slow-networks.md", "transformers.md"),
+        *("lightning.md", "slow-networks.md", "transformers.md", "tutorial.md"),
     }
 
 
@@ -136,15 +142,17 @@ points = torch.randn(128, 8)
 dataset = torch.utils.data.TensorDataset(points, (points.sum(dim=1) > 0).long())
 model = torch.nn.Linear(8, 2)
 optim = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optim, 5)
+accuracy = lambda model: float((model(points).argmax(1) == dataset.tensors[1]).float().mean())
 """
 
 
 @pytest.mark.users_start
-@pytest.mark.golden("the example in place of the README")
-def test_the_example_in_place_of_the_readme_saves_its_last_step(tmp_path: Path) -> None:
+@pytest.mark.golden("the example of the README")
+def test_the_example_of_the_readme_saves_its_last_step(tmp_path: Path) -> None:
     script = MADE_BEFORE + python_blocks(ROOT / "README.md")[-1]
     run(script, "train.py", tmp_path, *ELASTIC_RUN)
-    saved = [found.parent.name for found in tmp_path.glob("runs/in-place/*/MANIFEST.json")]
+    saved = [found.parent.name for found in tmp_path.glob("runs/digits/*/MANIFEST.json")]
     assert "step-20" in [name.partition(".")[0] for name in saved], saved  # 10 epochs of 2
 
 

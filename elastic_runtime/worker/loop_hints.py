@@ -1,0 +1,44 @@
+"""What a loop very likely does not mean: told once, by rank 0, from types and counters.
+
+A hint is no error: what it names may be meant.
+"""
+
+from __future__ import annotations
+
+from elastic_runtime.events.state_events import LoopHint
+from elastic_runtime.worker.context import context
+
+_told: set[str] = set()
+
+SCHEDULE_LATE = (
+    "a schedule of the State was stepped between commit() and the next step: a fault loses that "
+    "step of it; step it before state.commit()"
+)
+BUFFERS_IN_DUTY = (
+    "buffers of a model changed in {what!r}, such as the statistics of a normalization, and are "
+    "trained on from here: call model.eval() there, the mode before comes back by itself"
+)
+OTHER_BATCH = (
+    "a step had {before} samples when the state was saved, and has {now} now: a learning rate or "
+    "a schedule that was made for the other may not fit"
+)
+LOOSE_LOADER = (
+    "a loader that is not in the State gives the steps: after a fault it begins anew, and the same "
+    "samples count again; write State(…, loader=loader)"
+)
+COMMIT_TWICE = (
+    "commit() was called twice with no optimizer and no step of a loader in between: each commit "
+    "counts a step"
+)
+BREAK_IN_PIECES = (
+    "the loop over the pieces of a step was left after {taken} of {pieces}: the rest of its "
+    "samples counts as trained; to leave out a step, call zero_grad() and commit()"
+)
+
+
+def tell_once(hint: str, **words: object) -> None:
+    """Tells people one of the sentences above, the first time that it is so in this process."""
+    here = context()
+    if hint not in _told and here.rank == 0:
+        _told.add(hint)
+        here.note(LoopHint(hint.format(**words)))

@@ -1,0 +1,163 @@
+"""What a loop very likely does not mean is told once, and what is right is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import elastic_runtime as elastic
+from elastic_runtime.training import run_loop
+from elastic_runtime.worker import loop_hints
+from elastic_runtime.worker.context import context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Script:
+    """A loop with all that it may have."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+        self.optim = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optim, 2)
+        self.loader = elastic.DataLoader(torch.ones(8, 1), global_batch_size=4, at_once=2)
+        self.state = elastic.State(
+            model=self.model, optim=self.optim, schedule=self.schedule, loader=self.loader
+        )
+        self.state.checkpoints(folder)
+
+    def run(self, step: Callable[[Any], None] | None = None, *, epochs: int = 2) -> None:
+        def train(world: elastic.World) -> None:
+            for one in self.loader.steps(epochs=epochs):
+                (step or self.step)(one)
+
+        elastic.run(train, self.state, in_place=False)
+
+    def compute(self, step: Any) -> None:
+        for piece in step:
+            step.backward(self.model(piece).sum())
+
+    def update(self) -> None:
+        self.optim.step()
+        self.optim.zero_grad()
+
+    def step(self, step: Any) -> None:
+        self.compute(step)
+        self.update()
+        self.schedule.step()
+        self.state.commit()
+
+
+@pytest.fixture
+def hints(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+
+    def note(event: Any) -> None:
+        if event.name == "loop.hint":
+            told.append(event.text)
+
+    monkeypatch.setattr(run_loop, "_ran", False)
+    monkeypatch.setattr(loop_hints, "_told", set())
+    monkeypatch.setattr(context(), "note", note)
+    return told
+
+
+def late_schedule(script: Script) -> None:
+    def step(one: Any) -> None:
+        script.compute(one)
+        script.update()
+        script.state.commit()
+        script.schedule.step()
+
+    script.run(step)
+
+
+def two_commits(script: Script) -> None:
+    def step(one: Any) -> None:
+        script.step(one)
+        script.state.commit()
+
+    script.run(step)
+
+
+def left_pieces(script: Script) -> None:
+    def step(one: Any) -> None:
+        for piece in one:
+            one.backward(script.model(piece).sum())
+            break
+        script.state.commit()
+
+    script.run(step)
+
+
+def no_eval(script: Script) -> None:
+    script.state.at("epoch", lambda: script.model(torch.ones(4, 1)), name="evaluate")
+    script.run()
+
+
+def loose(script: Script) -> None:
+    other = elastic.DataLoader(torch.ones(8, 1), global_batch_size=4)
+
+    def step(one: Any) -> None:
+        list(next(other.steps()))
+        script.step(one)
+
+    script.run(step)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (late_schedule, "step it before state.commit()"),
+        (two_commits, "each commit counts a step"),
+        (left_pieces, "left after 1 of 2"),
+        (no_eval, "buffers of a model changed in 'evaluate'"),
+        (loose, "write State(…, loader=loader)"),
+    ],
+)
+def test_it_is_told_once(
+    hints: list[str], tmp_path: Path, mistake: Callable[[Script], None], words: str
+) -> None:
+    mistake(Script(tmp_path))
+    assert len(hints) == 1
+    assert words in hints[0]
+
+
+def test_another_batch_is_told_when_it_is_loaded(
+    hints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Script(tmp_path).run(epochs=1)
+    monkeypatch.setattr(run_loop, "_ran", False)
+    script = Script(tmp_path)
+    script.loader.batch_sampler.batch_sizes = 2, 2
+    script.run(epochs=2)
+    assert hints == [loop_hints.OTHER_BATCH.format(before=4, now=2)]
+
+
+def test_a_loop_that_is_right_is_told_nothing(hints: list[str], tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    validation = elastic.DataLoader(torch.ones(8, 1), global_batch_size=4)
+
+    def evaluate() -> None:
+        script.model.eval()
+        for batch in validation:
+            script.model(batch)
+        list(map(list, validation.steps(steps=1)))
+
+    script.state.at("1 steps, epoch, end", evaluate)
+
+    def step(one: Any) -> None:
+        if one.number == 2:  # left out
+            script.compute(one)
+            script.optim.zero_grad()
+            script.state.commit()
+        else:
+            script.step(one)
+
+    script.run(step)
+    assert hints == []
