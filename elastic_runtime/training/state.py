@@ -525,8 +525,8 @@ class State:
         self.owe([name for name in self._duties.owed_at_end() if done.get(name) != self._step])
 
     def stop_now(self) -> None:
-        """Training is over, as a duty has found."""
-        self._progress["stopped"], self._stops = True, False
+        """Training is over, as a duty has found; what was saved at its step does not know that."""
+        self._progress["stopped"], self._stops, self._is_ahead = True, False, True
 
     def values_digest(self) -> int:
         """A number that is the same for the same values."""

@@ -70,7 +70,7 @@ def test_a_model_that_all_ranks_share_is_let_through(kind: str) -> None:
 
 def _refused(outcome: Outcome, what: str) -> bool:
     """Whether a rank ended with a UsageError that says what is wrong, and what to do."""
-    remedy = "leave out elastic.run and State"
+    remedy = "in_place=False"
     return outcome.error == "UsageError" and what in outcome.text and remedy in outcome.text
 
 
