@@ -62,7 +62,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Data": {
         "DataLoader": ("steps", "remaining", "state_dict", "load_state_dict"),
-        "data.steps.Step": ("weight", "backward", "total"),
+        "data.steps.TrainingStep": ("weight", "backward", "total"),
         "ElasticBatchSampler": (
             "loss_scale",
             "loss_scale_of",

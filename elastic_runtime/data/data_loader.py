@@ -14,7 +14,7 @@ from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.sample_seeds import generator
 from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
-from elastic_runtime.data.steps import GivesSteps, Step
+from elastic_runtime.data.steps import GivesSteps, TrainingStep
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.loop_hints import OTHER_BATCH, tell_once
 from elastic_runtime.worker.world import World
@@ -177,7 +177,7 @@ class DataLoader(GivesSteps):
     def _next_epoch(self) -> int:
         return self._at[0]
 
-    def _rest_of_epoch(self) -> Iterator[Step]:
+    def _rest_of_epoch(self) -> Iterator[TrainingStep]:
         sampler = self.batch_sampler
         outlook = replace(sampler.outlook(*self.place), epoch=self._at[0], cursor=self._at[1])
         if self._at == (self.epoch, self.cursor):
@@ -196,7 +196,7 @@ class DataLoader(GivesSteps):
                 largest = -(-samples // share.world)
                 self._tell_pieces(samples, -(-largest // len(pieces)), len(pieces), share.world)
             self._at = after
-            yield Step(
+            yield TrainingStep(
                 self,
                 batches,
                 [end - first for first, end in pieces],

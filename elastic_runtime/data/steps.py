@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.step_source import JobProgress
 
 
-class Step:
+class TrainingStep:
     """One step: iterating over it gives the pieces of this rank, once.
 
     Attributes:
@@ -77,7 +77,7 @@ class Step:
 
     def __repr__(self) -> str:
         """Its number, and how many samples it has."""
-        return f"Step({self.number}: {self.samples} samples, epoch {self.epoch})"
+        return f"TrainingStep({self.number}: {self.samples} samples, epoch {self.epoch})"
 
     def __iter__(self) -> Iterator[Any]:
         """The pieces of this rank, each a batch as the loader makes it.
@@ -207,14 +207,16 @@ class GivesSteps(StepSource):
     _progress: JobProgress | None = None
     _gloo: GlooGroups | None = None
     _own_peers: Peers | None = None
-    _begun: tuple[Step, ...] = ()  # since the last commit
+    _begun: tuple[TrainingStep, ...] = ()  # since the last commit
     _walk: object = None  # the present iteration
     _asked: tuple[int, tuple[int | None, int | None]] | None = None
     _was_over: int | None = None  # the call of ``train`` in which it had nothing more to give
     _told: tuple[int, int, int, int] | None = None  # to people, of how steps are cut
     _made = 0  # steps in this iteration; in no State they are its numbers
 
-    def steps(self, *, epochs: int | None = None, steps: int | None = None) -> Iterator[Step]:
+    def steps(
+        self, *, epochs: int | None = None, steps: int | None = None
+    ) -> Iterator[TrainingStep]:
         """The steps that are left, from the last commit on, over the ends of epochs.
 
         Both bounds are about the whole training, over all restarts: ``epochs=10`` means until ten
@@ -251,7 +253,7 @@ class GivesSteps(StepSource):
             )
         self._asked = progress.call, bounds
 
-    def _steps(self, epochs: int | None, steps: int | None) -> Generator[Step, None, None]:
+    def _steps(self, epochs: int | None, steps: int | None) -> Generator[TrainingStep, None, None]:
         walk = self._walk = object()
         self._begun, self.iterates = (), True
         if self._progress is None and step_source.is_training():
@@ -313,7 +315,7 @@ class GivesSteps(StepSource):
         """Of the next step that is read."""
 
     @abstractmethod
-    def _rest_of_epoch(self) -> Iterator[Step]:
+    def _rest_of_epoch(self) -> Iterator[TrainingStep]:
         """Reads on to the end of the epoch."""
 
     # What a State calls

@@ -18,7 +18,7 @@ from elastic_runtime.data.sharded.lot_plan import EpochRules, Lot, begin_epoch
 from elastic_runtime.data.sharded.shard_list import ShardList, check_options
 from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, StreamWindows
 from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
-from elastic_runtime.data.steps import GivesSteps, Step
+from elastic_runtime.data.steps import GivesSteps, TrainingStep
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state import missing_parts
@@ -221,7 +221,7 @@ class ShardedStream(GivesSteps):
     def _next_epoch(self) -> int:
         return self._under_way[-1].after.lot.epoch if self._under_way else self.epoch
 
-    def _rest_of_epoch(self) -> Iterator[Step]:
+    def _rest_of_epoch(self) -> Iterator[TrainingStep]:
         if self._begun:
             raise UsageError(
                 "an epoch of a ShardedStream is over, and its last step is not committed; commit "
@@ -232,7 +232,7 @@ class ShardedStream(GivesSteps):
             given = self._under_way[-1]
             if given.total == self._rules.batch:
                 self._tell_pieces(given.total, -(-given.total // world), 1, world)
-            yield Step(
+            yield TrainingStep(
                 self,
                 iter((batch,)),
                 [given.own],

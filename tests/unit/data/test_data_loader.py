@@ -28,7 +28,7 @@ from tests.unit.data.play import world_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_runtime.data.steps import Step
+    from elastic_runtime.data.steps import TrainingStep
     from elastic_runtime.events.state_events import StepPieces
 
 
@@ -72,7 +72,7 @@ def in_state(size: int, batch: int, **options: Any) -> tuple[DataLoader, Job]:
     return made(size, batch, job=job, **options), job
 
 
-def samples(step: Step) -> list[int]:
+def samples(step: TrainingStep) -> list[int]:
     """Those that count."""
     return [n for piece in step if step.weight for n in piece.tolist()]
 

@@ -1,4 +1,4 @@
-"""A State of a sharded model: saved and resumed in any world in the restart form, refused in place."""
+"""A State of a sharded model: goes on in any world in the restart form, and is refused in place."""
 
 from __future__ import annotations
 
