@@ -313,8 +313,8 @@ class Checkpointer:
                 f"the checkpointer does not save {', '.join(missing)}; add them to its entries, or "
                 "a checkpoint would not be the whole state"
             )
-        ours = state.settings is not None and state.with_generators
-        self._entries.add_values(state, generators=ours)
+        ours = state._settings is not None and state.with_generators
+        self._entries.add_values(state.saved_values(), generators=ours)
         self._state = state
         lost = self._executor.enter(gloo)
         self._snapshots.enter()

@@ -107,7 +107,7 @@ def load(
         what = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise CheckpointUsageError(f"there is not {what} in {storage.where}; steps there: {there}")
     entries = Entries(state.saved_objects())
-    entries.add_values(state)
+    entries.add_values(state.saved_values())
     peers = Peers()
     damage: DamagedCheckpoint | None = None
     for which in wanted:

@@ -129,8 +129,8 @@ def _saver_of(state: object, given: Saver | None, *, in_place: bool) -> Saver | 
         )
     if given is not None:
         return given
-    if state.settings is not None:
-        return state.settings.saver(state.saved_objects())
+    if state._settings is not None:
+        return state._settings.saver(state.saved_objects())
     if in_place:
         return None
     raise CheckpointUsageError(

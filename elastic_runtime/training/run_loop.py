@@ -32,7 +32,7 @@ from elastic_runtime.events.round_events import (
     TrainReturnedAlone,
 )
 from elastic_runtime.events.state_events import DutyUnknown, StateUnfit
-from elastic_runtime.limits import RETURN_PATIENCE
+from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, RETURN_PATIENCE
 from elastic_runtime.protocol.messages import (
     EXIT_WORKER_LEFT,
     HANG,
@@ -59,6 +59,7 @@ from elastic_runtime.worker.groups.group_disposal import drop_later
 from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
+from elastic_runtime.worker.loop_hints import VALUES_DIFFER, tell_once
 from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
@@ -221,8 +222,8 @@ class RunLoop:
         try:
             group = _another_group()
             gloo = GlooGroups(group, _another_group, lambda: False)
-            self._state.enter(world)
-            if self._state.in_memory:
+            self._state._enter(world)
+            if self._state._in_memory:
                 self._recovery.recover(gloo, world, EarlierRounds())
             else:
                 self._recovery.load_saved(gloo, world)
@@ -335,7 +336,7 @@ class RunLoop:
             return self._attempt(order, ranks)
         finally:
             self._state.leave_world()
-            if why := self._state.leave():
+            if why := self._state._leave():
                 self._here.note(StateUnfit(self._state.step, why))
             with self._lock:
                 self._ranks = None
@@ -368,7 +369,7 @@ class RunLoop:
         self._here.enter(order.round, order.rank, incarnation)
         began = time.monotonic()
         asked = ranks.interrupted.is_set, partial(self._leaves, order.round)
-        self._state.enter(world)
+        self._state._enter(world)
         gloo = GlooGroups(group, ranks.another_group, *asked)
         self._recovery.recover(gloo, world, EarlierRounds(incarnation, order.committed))
         end_break(world.rank, world.size)
@@ -464,7 +465,7 @@ class Commit:
     def __init__(self, loop: RunLoop, group: dist.ProcessGroup, ranks: Ranks | None) -> None:
         self._loop = loop
         self._state = loop._state
-        self._duties = loop._state.duties
+        self._duties = loop._state._duties
         self._saver = loop._saver
         self._ranks = ranks
         self._group = group if group.size() > 1 else None
@@ -487,6 +488,8 @@ class Commit:
         step = state.step
         loop._here.report_step(step)
         loop.look_for_missing_parts()
+        if state._commits == 1:
+            state.look_for_schedules()
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(partial(self._wishes, Wish.TRAINS))
@@ -497,7 +500,8 @@ class Commit:
                 state.note_stopped()
             if Wish.DUTY in agreed:
                 now = time.monotonic()
-                state.owe(self._peers.on_first(lambda: self._duties.overdue(now)))
+                state._owe(self._peers.on_first(lambda: self._duties.overdue(now)))
+        self._compare_values()
         if self._saver is not None:
             self._saver.count(step)
             self._saver.act_on(agreed)
@@ -509,16 +513,16 @@ class Commit:
                 self._save_now(step)
                 loop._end()
         self.do_owed()
-        if state.stopped and not state.loops:
-            state.end_training()
+        if state.stopped and not state._loops:
+            raise TrainingStopped
 
     def begin(self) -> None:
         """From now on the State may be committed; what is still owed of the last commit is done."""
         state = self._state
         state._on_commit, state._saver = self, self._saver
-        if state.in_memory:
+        if state._in_memory:
             state._gate = OptimizerGate(partial(error_classification.check_groups, self._ranks))
-            state._replica_check = ReplicaCheck(state._parts, self._group)
+        state._replica_check = ReplicaCheck(state._parts, state._modules, self._group)
         self.do_owed()
 
     def train(self, world: World) -> Any:
@@ -566,8 +570,13 @@ class Commit:
         steps are not lost with it.
         """
         state, saver = self._state, self._saver
+        if state._optimized and not state._commits:
+            raise UsageError(
+                "train has returned, its optimizers have made steps, and none was committed: "
+                "nothing counts and nothing is saved; call state.commit() after each step"
+            )
         state.owe_at_end()
-        saves = saver is not None and state.settings is not None and state.step
+        saves = saver is not None and state._settings is not None and state.step
         if saves:
             self._save_now(state.step)
         self.do_owed()
@@ -579,17 +588,17 @@ class Commit:
     def do_owed(self) -> None:
         """Has all ranks do what is owed."""
         state, here = self._state, self._loop._here
-        while (name := state.owed) is not None:
+        while (name := state._owed) is not None:
             before = state.values_digest()
             duty = self._duties.get(name)
             if duty is None:
                 self._loop._note(DutyUnknown(name, state.step))
             else:
-                with here.busy(name), state.doing(name), training(on=False):
+                with here.busy(name), state._doing(name), training(on=False):
                     duty.do()
                 self._duties.done(name, time.monotonic())
                 self._share()
-            state.pay(name, changed=before != state.values_digest())
+            state._pay(name, changed=before != state.values_digest())
             self._agreement.restart_clock()
 
     def _share(self) -> None:
@@ -600,6 +609,15 @@ class Commit:
             state.stop_now()
         if len({digest for _, digest in said}) > 1:
             state.take_values(peers.on_first(state.packed_values))
+
+    def _compare_values(self) -> None:
+        """Tells people of values that differ between ranks, at a few of the first commits."""
+        state, number = self._state, self._state._commits
+        if self._group is None or not state.has_values or state.is_entrusted:
+            return
+        if number <= REPLICA_CHECKS_UNTIL and number.bit_count() == 1:
+            if len(set(self._peers.gather(state.values_digest()))) > 1:
+                tell_once(VALUES_DIFFER)
 
     def _wishes(self, facts: Wish) -> Wish:
         loop, ranks, state, saver = self._loop, self._ranks, self._state, self._saver

@@ -13,7 +13,7 @@ import json
 import time
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
 
 import torch
 
@@ -29,6 +29,7 @@ from elastic_runtime.worker.loop_hints import (
     BUFFERS_IN_DUTY,
     COMMIT_TWICE,
     SCHEDULE_LATE,
+    SCHEDULE_LEFT_OUT,
     tell_once,
 )
 from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
@@ -218,7 +219,7 @@ class State:
         self._replica_check = None
         for one in self._named.values():
             if isinstance(one, StepSource):
-                one.belong_to(self)
+                one.belong_to(_ForLoaders(self))
 
     # What users call
 
@@ -339,7 +340,7 @@ class State:
                 "together; leave out commit(), and call the step() of that after each inner step"
             )
         if self.stopped:
-            self.end_training()
+            raise TrainingStopped
         loaders = self._loaders()
         for loader in loaders:
             loader.before_commit(optimized=self._optimized)
@@ -348,8 +349,8 @@ class State:
         if self._in_memory:
             self._gate.before_commit()
             self._look_between_optimizer_and_commit()
-            if self._replica_check is not None:
-                self._replica_check.before_commit(self._commits + 1)
+        if self._replica_check is not None:
+            self._replica_check.before_commit(self._commits + 1)
         self._advance()
         self._on_commit()
 
@@ -465,23 +466,13 @@ class State:
         for optimizer in map(unwrapped_optimizer, (*held, *self._alone_optimizers.values())):
             optimizer.register_step_pre_hook(self._inspect)
 
-    def enter(self, world: World) -> None:
+    def _enter(self, world: World) -> None:
         """Takes note of the ranks that train together from now on."""
         self._world = world
 
     def begin_call(self) -> None:
         """``train`` is about to be called."""
         self._calls += 1
-
-    @property
-    def duties(self) -> Duties:
-        """What ``at`` has asked for."""
-        return self._duties
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether each commit is remembered, as in place."""
-        return self._in_memory
 
     @property
     def is_entrusted(self) -> bool:
@@ -494,16 +485,16 @@ class State:
         return bool(self._loaders())
 
     @property
-    def loops(self) -> bool:
+    def _loops(self) -> bool:
         """Whether the script is in a loop that ends by itself when training is over."""
         return any(loader.iterates for loader in self._loaders())
 
     @property
-    def owed(self) -> str | None:
+    def _owed(self) -> str | None:
         """The next duty that is owed; None: there is none."""
         return next(iter(self._progress["owed"]), None)
 
-    def pay(self, name: str, *, changed: bool) -> None:
+    def _pay(self, name: str, *, changed: bool) -> None:
         """A duty is done; with the next commit it is owed no more.
 
         Args:
@@ -522,7 +513,7 @@ class State:
     def owe_at_end(self) -> None:
         """Training is over: what is to be done then is owed, but what was done after this step."""
         done = self._progress["done"]
-        self.owe([name for name in self._duties.owed_at_end() if done.get(name) != self._step])
+        self._owe([name for name in self._duties.owed_at_end() if done.get(name) != self._step])
 
     def stop_now(self) -> None:
         """Training is over, as a duty has found; what was saved at its step does not know that."""
@@ -546,22 +537,27 @@ class State:
         self._on_commit = self._saver = None
 
     @property
-    def call(self) -> int:
-        """Which call of ``train`` this is."""
-        return self._calls
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        """The modules among its objects."""
+        return {n: one for n, one in self._named.items() if isinstance(one, torch.nn.Module)}
 
-    def end_training(self) -> Never:
-        """Leaves ``train``, as training is over.
+    def look_for_schedules(self) -> None:
+        """Tells people of an optimizer whose schedule is not here."""
+        kinds = torch.optim.lr_scheduler.LRScheduler
+        held = [*self._named.values()]
+        inner = [value for one in held for value in getattr(one, "__dict__", {}).values()]
+        known = {id(one.optimizer) for one in (*held, *inner) if isinstance(one, kinds)}
+        for name, one in self._named.items():
+            if not isinstance(one, torch.optim.Optimizer):
+                continue
+            optimizer = unwrapped_optimizer(one)
+            scheduled = any("initial_lr" in group for group in optimizer.param_groups)
+            if scheduled and not {id(one), id(optimizer)} & known:
+                tell_once(SCHEDULE_LEFT_OUT, name=name)
 
-        Raises:
-            TrainingStopped: always.
-        """
-        raise TrainingStopped
-
-    @property
-    def settings(self) -> CheckpointSettings | None:
-        """Where and how often it is saved."""
-        return self._settings
+    def saved_values(self) -> SavedValues:
+        """The values, and what the job remembers, for a checkpoint."""
+        return SavedValues(self._values, self._progress)
 
     @property
     def with_generators(self) -> bool:
@@ -577,7 +573,7 @@ class State:
         self._step = step
 
     @contextmanager
-    def doing(self, name: str) -> Iterator[None]:
+    def _doing(self, name: str) -> Iterator[None]:
         """While the block runs, a duty is done: commits are refused, modules keep their mode."""
         modules = [m for m in self._named.values() if isinstance(m, torch.nn.Module)]
         modes = [(one, one.training) for module in modules for one in module.modules()]
@@ -593,7 +589,7 @@ class State:
             if versions != [one._version for one in buffers if not one.is_inference()]:
                 tell_once(BUFFERS_IN_DUTY, what=name)
 
-    def owe(self, names: Sequence[str]) -> None:
+    def _owe(self, names: Sequence[str]) -> None:
         """These duties are owed, as of the last commit."""
         for progress in (self._progress, self._kept_progress):
             progress["owed"] += [name for name in names if name not in progress["owed"]]
@@ -612,16 +608,6 @@ class State:
     def has_values(self) -> bool:
         """Whether the script keeps plain values here."""
         return bool(self._values)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The plain values by name; not a copy."""
-        return self._values
-
-    @property
-    def progress(self) -> dict[str, Any]:
-        """What the job has to remember of itself; not a copy."""
-        return self._progress
 
     def rank_status(self) -> RankStatus:
         """How far this rank is and what its memory is worth; may be called from any thread."""
@@ -659,7 +645,7 @@ class State:
         self._step = step
         self._condition = MemoryCondition.DIRTY
 
-    def leave(self) -> str:
+    def _leave(self) -> str:
         """Finds out, after ``train`` ended or was interrupted, whether the memory is still usable.
 
         To be called before the groups are ended.
@@ -705,7 +691,7 @@ class State:
         self._optimizer_steps.clear()
         self._condition = MemoryCondition.CLEAN
 
-    def adopt(self) -> None:
+    def _adopt(self) -> None:
         """Commits a step whose optimizers have finished; sets gradients to None, resets scalers.
 
         Raises:
@@ -746,7 +732,7 @@ class State:
         ]
         return CommitImage(meta, tensors)
 
-    def check(self, meta: dict[str, Any]) -> None:
+    def _check(self, meta: dict[str, Any]) -> None:
         """Finds out whether the state of another rank fits the objects of this one.
 
         Raises:
@@ -788,7 +774,7 @@ class State:
             for tensor in present(self._parts, meta)
         ]
 
-    def common(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
+    def _common(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
         """This rank's parameters and optimizer state, for a commit that it holds as well.
 
         Args:
@@ -801,7 +787,7 @@ class State:
         flags = [description[3] for description in meta["tensors"]]
         return [tensor if same else None for tensor, same in zip(held, flags, strict=True)]
 
-    def load(
+    def _load(
         self, meta: dict[str, Any], tensors: list[torch.Tensor], *, alike: int | None = None
     ) -> None:
         """Replaces this rank's state by that of another rank, and remembers it as a commit.
@@ -818,7 +804,7 @@ class State:
         Raises:
             UsageError: it does not fit; nothing has been changed then.
         """
-        self.check(meta)
+        self._check(meta)
         held = present(self._parts, meta)
         self.give_up(meta["step"])  # until all is done it is neither the old state nor the new one
         with torch.no_grad():
@@ -847,7 +833,7 @@ class State:
         self._round = self._round if alike is None else alike
         self.remember_commit(meta["step"])
 
-    def digest(self) -> int:
+    def _digest(self) -> int:
         """A number that is the same on ranks that hold the same, but for random generators."""
         return digest_of(self.commit_image())
 
@@ -956,7 +942,7 @@ class State:
         self._ever_optimized |= self._optimized
         self._optimized = self._is_ahead = False
         self._schedules_at = self._where_schedules_are()
-        self.owe(self._duties.owed_after(step, epoch_over=epoch_over))
+        self._owe(self._duties.owed_after(step, epoch_over=epoch_over))
         if self._in_memory:
             self.remember_commit(step)
         self._step = step
@@ -993,6 +979,40 @@ class State:
     def _drop_leftovers(self) -> None:
         for part in self._parts:
             part.drop_leftovers()
+
+
+class _ForLoaders:
+    """A State, as its loaders see it."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def step(self) -> int:
+        return self._state.step
+
+    @property
+    def stopped(self) -> bool:
+        return self._state.stopped
+
+    @property
+    def call(self) -> int:
+        return self._state._calls
+
+    def end_training(self) -> Never:
+        raise TrainingStopped
+
+
+class SavedValues(NamedTuple):
+    """What a checkpoint keeps beside the objects; neither is a copy.
+
+    Attributes:
+        values: of the State, by name.
+        progress: of its job.
+    """
+
+    values: dict[str, Any]
+    progress: dict[str, Any]
 
 
 def _new_progress() -> dict[str, Any]:

@@ -26,6 +26,15 @@ LOOSE_LOADER = (
     "a loader that is not in the State gives the steps: after a fault it begins anew, and the same "
     "samples count again; write State(…, loader=loader)"
 )
+SCHEDULE_LEFT_OUT = (
+    "a schedule changes the learning rates of {name!r} and is not in the State: after a fault it "
+    "begins anew, and ranks differ; write State(…, schedule=schedule)"
+)
+VALUES_DIFFER = (
+    "plain values of the State differ between ranks at a commit: after a fault all have those of "
+    "one; set the same on all ranks, set them in what state.at(...) calls, or keep what each rank "
+    "has for itself in elastic.PerRank"
+)
 COMMIT_TWICE = (
     "commit() was called twice with no optimizer and no step of a loader in between: each commit "
     "counts a step"

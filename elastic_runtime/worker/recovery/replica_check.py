@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,9 +23,10 @@ from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, REPLICA_TOLERANCE
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state.commit_image import sample_of, tensor_bytes
 from elastic_runtime.worker.state.state_parts import ModulePart
+from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch.distributed as dist
 
@@ -46,8 +47,7 @@ def refuse_sharded(parts: Sequence[StatePart]) -> None:
     Raises:
         UsageError: a parameter is a DTensor, or a module that of FSDP.
     """
-    # What is not imported was not used; importing it takes a while.
-    spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    spread = _sharded_kind()
     fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     if not spread and not fsdp:
         return
@@ -65,14 +65,21 @@ def refuse_sharded(parts: Sequence[StatePart]) -> None:
 class ReplicaCheck:
     """Compares what the ranks of one round hold, at a few of the first commits of a job."""
 
-    def __init__(self, parts: Sequence[StatePart], group: dist.ProcessGroup | None) -> None:
-        """Takes the parts to compare; nothing is sent yet.
+    def __init__(
+        self,
+        parts: Sequence[StatePart],
+        modules: Mapping[str, torch.nn.Module],
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        """Takes what to compare; nothing is sent yet.
 
         Args:
-            parts: of the State.
+            parts: of a State in place, whose ranks must hold all of it; none in the restart form.
+            modules: of the State, by name. What is sharded over ranks is not compared.
             group: all ranks of the round, over gloo; None if this rank is alone.
         """
         self._parts = parts
+        self._modules = {name: unwrapped(module) for name, module in modules.items()}
         self._peers = Peers(group) if group is not None else None
         self._looked = False
         self._seen: dict[int, list[float]] = {}  # fingerprints of gradients, by parameter
@@ -85,10 +92,13 @@ class ReplicaCheck:
             number: that of the commit to come.
         """
         if self._peers is not None and _is_due(number):
+            sharded = _sharded_kind()
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    if parameter.grad is not None and not parameter.grad.is_sparse:
-                        self._seen[id(parameter)] = _fingerprint(parameter.grad)
+                    gradient = parameter.grad
+                    if gradient is None or gradient.is_sparse or isinstance(gradient, sharded):
+                        continue
+                    self._seen[id(parameter)] = _fingerprint(gradient)
 
     def before_commit(self, number: int) -> None:
         """Looks at the ranks, if this commit is one of those.
@@ -109,11 +119,12 @@ class ReplicaCheck:
             self._seen.clear()
 
     def _compare(self, peers: Peers) -> None:
+        sharded = _sharded_kind()
         named = {
-            f"{part.name}.{name}": parameter
-            for part in self._parts
-            if isinstance(part, ModulePart)
-            for name, parameter in part.parameters().items()
+            f"{module}.{name}": parameter
+            for module, held in self._modules.items()
+            for name, parameter in held.named_parameters(remove_duplicate=False)
+            if not isinstance(parameter, sharded)
         }
         if len(set(peers.gather(_digest(list(named.values()))))) == 1:
             return
@@ -125,9 +136,14 @@ class ReplicaCheck:
                     f"{name} has other gradients on rank {other} than on rank {one}, and other "
                     "values after the step: it is not the same model on all ranks, or its "
                     "gradients are not averaged (DistributedDataParallel does that, with "
-                    "find_unused_parameters=True where a parameter may have no part in the loss); "
-                    f"{REMEDY}"
+                    "find_unused_parameters=True where a parameter may have no part in the loss)"
+                    + (f"; {REMEDY}" if self._parts else "")
                 )
+
+
+def _sharded_kind() -> Any:
+    """The class of tensors of which a rank may hold a part; none if nothing has imported it."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
 def _is_due(number: int) -> bool:

@@ -167,14 +167,14 @@ def _equalize(
         if choice.kind is RecoveryKind.FRESH:
             state.remember_commit(0)
         elif choice.adopt:
-            state.adopt()
+            state._adopt()
         else:
             state.roll_back()
     failure: Exception | None = None
     if choice.receivers or len(set(_digests(state, group))) > 1:
         meta, tensors = _exchange(state, group, choice)
         try:
-            state.load(meta, tensors, alike=choice.round if receives else None)
+            state._load(meta, tensors, alike=choice.round if receives else None)
             if receives and restorer is not None:
                 restorer.received(choice)
         except Exception as error:  # the others must know it before this rank fails
@@ -253,7 +253,7 @@ class TransferGroup:
 
 def _digests(state: State | None, group: TransferGroup) -> list[int]:
     """The digests of all ranks; -1 from one that has no state."""
-    digest = -1 if state is None else state.digest()
+    digest = -1 if state is None else state._digest()
     return [digest for (digest,) in group.gather([digest])]
 
 
@@ -290,7 +290,7 @@ def _exchange(
             meta, tensors = state.commit_image(for_others=True)
         meta = group.tell(meta, first)
         if meta and group.rank != first:
-            state.check(meta)
+            state._check(meta)
             tensors = _receive_buffers(state, meta, receives=receives, in_place=in_place)
     except UsageError as error:
         problem = str(error)
@@ -318,7 +318,7 @@ def _receive_buffers(
     if in_place:
         have = state.destinations(meta)
     elif not receives:
-        have = state.common(meta)
+        have = state._common(meta)
         for tensor, (*_, same) in zip(have, meta["tensors"], strict=True):
             if same and tensor is None:
                 raise UsageError(

@@ -63,7 +63,7 @@ def run_and_kill_a_worker(folder: Path, example: str, *options: str, once: str) 
 
 def test_digits_in_place_begin_alone_and_the_survivor_loses_no_step(tmp_path: Path) -> None:
     alone = run(*DIGITS, "--in-place", "--dir", str(tmp_path / "runs"), "--epochs", "3")
-    assert "epoch 2: step 69, 1 workers" in alone
+    assert "epoch 2: step 69, 1 worker," in alone
     options = ("--every", "60 steps", "--in-place", "--step-ms", "10")
     once = "epoch 5: step 138, 2 workers"
     said = run_and_kill_a_worker(tmp_path, "digits", *options, once=once)

@@ -48,7 +48,7 @@ def _further(job: Job, steps: int) -> dict[int, Note]:
 def test_a_loop_does_what_it_would_without_faults(
     tmp_path: Path, undisturbed: list[dict[str, Any]], kind: str
 ) -> None:
-    with Job(tmp_path, "loop.py", *_NODES, kind=kind, seconds=0.05) as job:
+    with Job(tmp_path, "loop.py", *_NODES, kind=kind, seconds=0.15) as job:
         job.ranks(2)
         job.kill(_further(job, 3)[1])
         job.kill(_further(job, 4)[0])

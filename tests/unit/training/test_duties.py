@@ -94,26 +94,26 @@ class Job:
         self.state.commit()
 
     def pay(self) -> None:
-        while (name := self.state.owed) is not None:
+        while (name := self.state._owed) is not None:
             self.count()
-            self.state.pay(name, changed=True)
+            self.state._pay(name, changed=True)
 
 
 def test_what_is_owed_is_part_of_the_commit_and_what_it_does_of_the_next() -> None:
     job = Job()
     begun(job.state)
     job.step()
-    assert job.state.owed is None
+    assert job.state._owed is None
     job.step()
-    assert job.state.owed == "count"
+    assert job.state._owed == "count"
     job.pay()
-    assert (job.state.done, job.state.owed, job.state.is_ahead) == (1, None, True)
+    assert (job.state.done, job.state._owed, job.state.is_ahead) == (1, None, True)
     job.state.roll_back()  # a fault before the next commit
-    assert (job.state.done, job.state.owed, job.state.is_ahead) == (0, "count", False)
+    assert (job.state.done, job.state._owed, job.state.is_ahead) == (0, "count", False)
     job.pay()
     job.step()
     job.state.roll_back()
-    assert (job.state.done, job.state.owed) == (1, None)
+    assert (job.state.done, job.state._owed) == (1, None)
 
 
 def test_a_step_that_survivors_finish_makes_it_owed_too() -> None:
@@ -122,9 +122,9 @@ def test_a_step_that_survivors_finish_makes_it_owed_too() -> None:
     job.step()
     job.model(torch.ones(1, 2)).sum().backward()
     job.optim.step()
-    assert job.state.leave() == ""
-    job.state.adopt()
-    assert (job.state.step, job.state.owed) == (2, "count")
+    assert job.state._leave() == ""
+    job.state._adopt()
+    assert (job.state.step, job.state._owed) == (2, "count")
 
 
 def test_another_rank_is_told_what_is_owed() -> None:
@@ -133,8 +133,8 @@ def test_another_rank_is_told_what_is_owed() -> None:
     two.state.keep_in_memory()
     one.step()
     one.step()
-    two.state.load(*one.state.commit_image(for_others=True), alike=1)
-    assert (two.state.owed, two.state.digest()) == ("count", one.state.digest())
+    two.state._load(*one.state.commit_image(for_others=True), alike=1)
+    assert (two.state._owed, two.state._digest()) == ("count", one.state._digest())
 
 
 # With ranks, in the restart form

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
 from elastic_runtime.training import run_loop
 from elastic_runtime.worker import loop_hints
 from elastic_runtime.worker.context import context
+from tests.ranks import run_ranks, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,9 +112,16 @@ def loose(script: Script) -> None:
     script.run(step)
 
 
+def left_out_schedule(script: Script) -> None:
+    script.state = elastic.State(model=script.model, optim=script.optim, loader=script.loader)
+    script.state.checkpoints("memory://left-out")
+    script.run()
+
+
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
+        (left_out_schedule, "the learning rates of 'optim' and is not in the State"),
         (late_schedule, "step it before state.commit()"),
         (two_commits, "each commit counts a step"),
         (left_pieces, "left after 1 of 2"),
@@ -161,3 +170,62 @@ def test_a_loop_that_is_right_is_told_nothing(hints: list[str], tmp_path: Path) 
 
     script.run(step)
     assert hints == []
+
+
+def test_a_loop_that_commits_nothing_is_an_error(hints: list[str], tmp_path: Path) -> None:
+    script = Script(tmp_path)
+
+    def step(one: Any) -> None:
+        script.compute(one)
+        script.update()
+
+    with pytest.raises(UsageError, match=r"none was committed: .* call state\.commit\(\)"):
+        script.run(step)
+
+
+def apart(mistake: str, folder: str) -> list[str]:
+    """What is told where ranks do not do the same; the error, if it is one."""
+    run_loop._ran, told = False, []
+    context().note = lambda event: told.append(event.fields().get("text", ""))  # type: ignore[method-assign]
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    optim = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = elastic.State(model=model, optim=optim, seen=0.0)
+    state.checkpoints(folder)
+
+    def train(world: elastic.World) -> None:
+        ddp = model if mistake == "without ddp" else elastic.ddp(model)
+        while state.step < 3:
+            ddp(torch.full((1, 1), 1.0 + world.rank)).square().sum().backward()
+            optim.step()
+            optim.zero_grad()
+            state.seen += world.rank if mistake == "values" else 1
+            state.commit()
+
+    elastic.run(train, state, in_place=False)
+    return [text for text in told if text]
+
+
+def test_ranks_that_do_not_do_the_same_are_told_in_the_restart_form(tmp_path: Path) -> None:
+    told = values(run_ranks(2, apart, "values", str(tmp_path / "v")))
+    assert told == [[loop_hints.VALUES_DIFFER], []]
+    assert values(run_ranks(2, apart, "nothing", str(tmp_path / "n"))) == [[], []]
+    ended = run_ranks(2, apart, "without ddp", str(tmp_path / "d"))
+    assert [one.error for one in ended] == ["UsageError"] * 2
+    assert "weight has other gradients on rank 1" in ended[0].text
+    assert "in place" not in ended[0].text
+
+
+def test_pieces_that_are_left_before_the_optimizer_are_an_error(
+    hints: list[str], tmp_path: Path
+) -> None:
+    script = Script(tmp_path)
+
+    def step(one: Any) -> None:
+        for piece in one:
+            one.backward(script.model(piece).sum())
+            break
+        script.update()
+
+    with pytest.raises(UsageError, match="after piece 1 of 2 of step 1"):
+        script.run(step)

@@ -233,4 +233,4 @@ def test_annotations_change_nothing_at_run_time() -> None:
     assert_type(work.best, float)
     assert work.model is model
     assert work.best == 0.5
-    assert work.values == {"best": 0.5}
+    assert work._values == {"best": 0.5}

@@ -135,10 +135,10 @@ def test_adopts_a_finished_step() -> None:
     job = Job().start()
     job.step()
     with pytest.raises(StateLost, match="step 2"):
-        job.state.adopt()
+        job.state._adopt()
     job.forward()
     job.optim.step()
-    job.state.adopt()
+    job.state._adopt()
     assert has_status(job.state, 2, MemoryCondition.CLEAN)
     assert all(p.grad is None for p in job.model.parameters())
     assert job.sampler.cursor == 8
@@ -297,8 +297,8 @@ def test_gives_everything_to_a_new_rank() -> None:
     for _ in range(3):
         old.step()
     weight = new.model[0].weight
-    assert new.state.digest() != old.state.digest()
-    new.state.load(*copy_of(old.state.commit_image()))
+    assert new.state._digest() != old.state._digest()
+    new.state._load(*copy_of(old.state.commit_image()))
     assert has_status(new.state, 3, MemoryCondition.CLEAN)
     assert new.state.commit_image().meta == old.state.commit_image().meta
     for here, there in zip(
@@ -308,7 +308,7 @@ def test_gives_everything_to_a_new_rank() -> None:
     assert new.model[0].weight is weight
     assert (new.state.seen, new.state.losses) == (12, old.state.losses)
     assert new.sampler.cursor == 12
-    assert new.state.digest() == old.state.digest()
+    assert new.state._digest() == old.state._digest()
     new.forward()
     new.optim.step()
     assert has_status(new.state, 3, MemoryCondition.FINISHED)
@@ -318,7 +318,7 @@ def test_what_was_loaded_trains_on_and_rolls_back() -> None:
     old, new = Job().start(), Job(seed=1).start()
     old.step()
     new.forward()  # its gradients are of a step that never was
-    new.state.load(*copy_of(old.state.commit_image()))
+    new.state._load(*copy_of(old.state.commit_image()))
     assert all(p.grad is None for p in new.model.parameters())
     for job in (old, new):
         torch.manual_seed(5)
@@ -340,7 +340,7 @@ def test_a_load_that_fails_half_way_leaves_nothing_to_go_on_from() -> None:
 
     new.sampler.load_state_dict = fail  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="not this one"):
-        new.state.load(*copy_of(old.state.commit_image()))
+        new.state._load(*copy_of(old.state.commit_image()))
     assert has_status(new.state, 1, MemoryCondition.DIRTY)
 
 
@@ -351,15 +351,15 @@ def test_receives_into_its_own_memory() -> None:
     rooms = zip(new.state.destinations(meta), tensors, strict=True)
     received = [tensor if room is None else room.copy_(tensor) for room, tensor in rooms]
     assert any(t.data_ptr() == new.model[0].weight.data_ptr() for t in received)
-    new.state.load(meta, received)
-    assert new.state.digest() == old.state.digest()
+    new.state._load(meta, received)
+    assert new.state._digest() == old.state._digest()
 
 
 def test_what_ranks_share_is_parameters_and_optimizer_state() -> None:
     job = Job().start()
     job.step()
     meta, tensors = job.state.commit_image()
-    shared = {t.data_ptr() for t in job.state.common(meta) if t is not None}
+    shared = {t.data_ptr() for t in job.state._common(meta) if t is not None}
     buffers = {b.data_ptr() for b in job.model.buffers()}
     assert shared | buffers == {t.data_ptr() for t in tensors}
     assert not shared & buffers
@@ -378,7 +378,7 @@ def test_optimizer_state_keeps_its_type() -> None:
     parameter = optim.param_groups[0]["params"][0]
     optim.state[parameter] = {"master": torch.ones(2, 2, dtype=torch.float64), "count": 3}
     state.remember_commit(1)
-    other.load(*copy_of(state.commit_image()))
+    other._load(*copy_of(state.commit_image()))
     loaded = other_optim.state[other_optim.param_groups[0]["params"][0]]
     assert loaded["master"].dtype is torch.float64 and loaded["count"] == 3
 
@@ -400,7 +400,7 @@ def test_extra_states_of_modules_are_covered() -> None:
     here[0].calls = 4
     state.roll_back()
     assert here[0].calls == 3
-    other.load(*copy_of(state.commit_image()))
+    other._load(*copy_of(state.commit_image()))
     assert there[0].calls == 3
 
 
@@ -411,8 +411,8 @@ def test_wrappers_do_not_show() -> None:
         State(model=nn.DataParallel(nn.Linear(2, 2)).cpu()).keep_in_memory(),
     )
     plain.remember_commit(2)
-    wrapped.load(*copy_of(plain.commit_image()))
-    assert wrapped.digest() == plain.digest()
+    wrapped._load(*copy_of(plain.commit_image()))
+    assert wrapped._digest() == plain._digest()
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_models_that_differ_are_named(model: nn.Module, what: str) -> None:
     other = State(model=model).keep_in_memory()
     other.remember_commit(7)
     with pytest.raises(UsageError, match=f"models differ between ranks.*({what})"):
-        other.load(*copy_of(state.commit_image()))
+        other._load(*copy_of(state.commit_image()))
     assert has_status(other, 7, MemoryCondition.CLEAN)  # and still has what it had
 
 
@@ -440,10 +440,10 @@ def test_objects_and_parameter_groups_that_differ_are_named() -> None:
     two = [{"params": [model.weight]}, {"params": [model.bias]}]
     state = State(model=model, optim=optim).keep_in_memory()
     with pytest.raises(UsageError, match="objects of the State: also nothing here, also optim"):
-        State(model=model).keep_in_memory().load(*copy_of(state.commit_image()))
+        State(model=model).keep_in_memory()._load(*copy_of(state.commit_image()))
     other = State(model=model, optim=torch.optim.SGD(two, lr=0.1)).keep_in_memory()
     with pytest.raises(UsageError, match=r"parameters of 'optim': 1\+1 in 2 groups"):
-        other.load(*copy_of(state.commit_image()))
+        other._load(*copy_of(state.commit_image()))
 
 
 def test_the_digest_sees_each_kind_of_difference() -> None:
@@ -453,7 +453,7 @@ def test_the_digest_sees_each_kind_of_difference() -> None:
         random.seed(3)
         job.step()
         change(job)
-        return job.state.digest()
+        return job.state._digest()
 
     def nudge(tensor: torch.Tensor) -> None:
         with torch.no_grad():

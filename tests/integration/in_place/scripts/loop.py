@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 import elastic_runtime as elastic
 
-SAMPLES, BATCH, EPOCHS = 91, 12, 5
+SAMPLES, BATCH, EPOCHS = 91, 12, 12
 
 
 class Points(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):

@@ -335,7 +335,7 @@ def test_the_values_of_a_state_are_saved_and_must_be_there(tmp_path: Path) -> No
     def checkpointer(state: State, *, with_values: bool = True) -> Checkpointer:
         made = Checkpointer(tmp_path, dict(state.parts))
         if with_values:
-            made._entries.add_values(state)
+            made._entries.add_values(state.saved_values())
         return made
 
     def saved(state: State, step: int, *, with_values: bool = True) -> None:

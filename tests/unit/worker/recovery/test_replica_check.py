@@ -26,7 +26,7 @@ def _net() -> nn.Module:
 
 def _started(model: nn.Module, optim: torch.optim.Optimizer) -> State:
     state = State(model=model, optim=optim).keep_in_memory()
-    state._replica_check = ReplicaCheck(state._parts, dist.group.WORLD)
+    state._replica_check = ReplicaCheck(state._parts, state._modules, dist.group.WORLD)
     return begun(state)
 
 

@@ -412,7 +412,7 @@ def ask(*words: str) -> tuple[RecoveryChoice, RankStatus, list[StateVersion | No
         if over is not None and over >= (0, 2):
             return None
         loaded = job_at(2)
-        job.state.load(*loaded.state.commit_image())
+        job.state._load(*loaded.state.commit_image())
         return StateVersion(0, 2)
 
     choice = together(job.state, saver=Restorer(0, NOTHING, load))

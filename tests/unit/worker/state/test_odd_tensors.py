@@ -71,7 +71,7 @@ def test_all_are_rolled_back(shadow: bool) -> None:
     for _ in range(2):
         net.change()
         assert net.values() != before
-        assert state.leave() == ""
+        assert state._leave() == ""
         state.roll_back()
         assert net.values() == before
     assert net.expanded is expanded and expanded.stride() == (0, 1)
@@ -86,9 +86,9 @@ def test_all_are_given_to_another_rank() -> None:
         if place is not None:
             with torch.no_grad():
                 place.copy_(tensor)  # as it is received
-    target.load(picture.meta, picture.tensors)
+    target._load(picture.meta, picture.tensors)
     assert taker.values() == giver.values()
-    assert source.digest() == target.digest()
+    assert source._digest() == target._digest()
     assert taker.expanded.stride() == (0, 1)
 
 

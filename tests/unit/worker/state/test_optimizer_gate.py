@@ -97,7 +97,7 @@ def test_whenever_the_abort_comes_no_garbage_is_committed(
     status = rank.state.rank_status()
     assert status.condition in (MemoryCondition.CLEAN, MemoryCondition.FINISHED)
     if status.condition is MemoryCondition.FINISHED:
-        rank.state.adopt()
+        rank.state._adopt()
     else:
         rank.state.roll_back()
     assert rank.values() == [10.0 - rank.state.step] * optimizers, values
@@ -278,7 +278,7 @@ class ScaledRank:
         self.explicit = where == "unscaled"
         with pytest.raises(WorldChanged):
             self.step(breaks=where)
-        self.state.leave()
+        self.state._leave()
         return self.state.rank_status().condition
 
     def check(self, steps: int) -> None:
@@ -319,7 +319,7 @@ def test_the_state_of_another_rank_finds_a_scaler_ready(where: str) -> None:
     other.step()
     rank = ScaledRank()
     rank.break_off(where)
-    rank.state.load(*copy_of(other.state.commit_image()))
+    rank.state._load(*copy_of(other.state.commit_image()))
     rank.check(4)
 
 
@@ -327,7 +327,7 @@ def test_a_step_that_is_adopted_leaves_a_scaler_ready() -> None:
     rank = ScaledRank()
     rank.state._changes.tail.clear()  # type: ignore[union-attr]  # its update is not waited for
     assert rank.break_off("stepped") is MemoryCondition.FINISHED
-    rank.state.adopt()
+    rank.state._adopt()
     rank.check(4)
 
 

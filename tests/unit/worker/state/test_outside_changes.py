@@ -42,7 +42,7 @@ class Script:
             for name in self.order:
                 getattr(self, name)()
         except ConnectionResetError:
-            return self.state.leave()
+            return self.state._leave()
         assert breaks < 0
         return ""
 
@@ -211,7 +211,7 @@ def test_a_step_counts_before_its_commit_only_if_nothing_is_left_to_do(
         assert script.condition is MemoryCondition.DIRTY
         return
     assert script.condition is MemoryCondition.FINISHED
-    script.state.adopt()
+    script.state._adopt()
     whole.steps(after + 1)
     assert script.content() == whole.content()
 
@@ -219,7 +219,7 @@ def test_a_step_counts_before_its_commit_only_if_nothing_is_left_to_do(
 def test_another_rank_is_told_what_follows_an_optimizer() -> None:
     old, new = Script(METRIC_AND_THEN_ALL_ELSE), Script(METRIC_AND_THEN_ALL_ELSE)
     old.step()
-    new.state.load(*copy_of(old.state.commit_image()))
+    new.state._load(*copy_of(old.state.commit_image()))
     assert "had yet to follow" in new.step(breaks=1)
     assert new.condition is MemoryCondition.DIRTY
 
@@ -227,7 +227,7 @@ def test_another_rank_is_told_what_follows_an_optimizer() -> None:
 def test_what_a_rank_has_learned_of_its_script_is_no_part_of_the_digest() -> None:
     one, other = Script(METRIC_LAST), Script(METRIC_LAST)
     one.state._changes.tail.add("ema")  # type: ignore[union-attr]
-    assert one.state.digest() == other.state.digest()
+    assert one.state._digest() == other.state._digest()
 
 
 @pytest.mark.parametrize(
