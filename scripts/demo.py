@@ -151,9 +151,7 @@ def kill_worker(job: Job, launcher: subprocess.Popen[str]) -> None:
 
 def restart(job: Job, directory: str) -> None:
     """The first act: in the restart form a fault costs all workers a restart."""
-    say(
-        "three nodes train, and restart from checkpoints; this takes a minute or two"
-    )
+    say("three nodes train, and restart from checkpoints; this takes a minute or two")
     launcher = job.start(elastic_run("--dir", directory))
     job.wait_for(r"round \d+: 3 workers")
     job.wait_for(r"epoch \d+:")
