@@ -115,9 +115,13 @@ def train_to_end(
         Exception: whatever ``train`` raises, unless a fault of another rank has caused it.
     """
     check_signature(train)
-    with begun(state, saver, in_place=in_place, start_over=start_over, strict=strict) as loop:
-        value: T = loop.run(train)
-        return value
+    try:
+        with begun(state, saver, in_place=in_place, start_over=start_over, strict=strict) as loop:
+            value: T = loop.run(train)
+            return value
+    except Exception as error:
+        error.__traceback__ = thread_inspection.in_script(error.__traceback__)
+        raise
 
 
 @contextmanager
@@ -153,9 +157,6 @@ def begun(
     try:
         with here.running_in_place() if in_place else nullcontext():
             yield loop
-    except Exception as error:
-        error.__traceback__ = thread_inspection.in_script(error.__traceback__)
-        raise
     finally:
         loop.end()
         end_breaks()
