@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from elastic_runtime.errors import CheckpointUsageError, UsageError
 from elastic_runtime.training.run_loop import begun, train_to_end
-from elastic_runtime.training.state import State
+from elastic_runtime.training.state import State, TrainingStopped
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.step_source import training
 
@@ -81,7 +81,7 @@ def resumed(state: State, *, strict: bool = True) -> Iterator[World]:
         loop.one_world() as (_, world),
     ):
         state.begin_call()
-        with training(on=True):
+        with training(on=True), suppress(TrainingStopped):
             yield world
 
 

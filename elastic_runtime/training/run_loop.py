@@ -571,7 +571,7 @@ class Commit:
         steps are not lost with it.
         """
         state, saver = self._state, self._saver
-        if state._optimized and not state._commits:
+        if state._optimized and not state._commits and not state.stopped:
             raise UsageError(
                 "train has returned, its optimizers have made steps, and none was committed: "
                 "nothing counts and nothing is saved; call state.commit() after each step"

@@ -310,3 +310,19 @@ def test_a_loop_that_is_no_function_goes_on(tmp_path: Path) -> None:
     assert torch.equal(before, torch.get_rng_state())
     with pytest.raises(CheckpointUsageError, match=r"of step 4 in .*; steps there: 5, 3"):
         elastic.load(tmp_path, state, step=4)
+
+
+def stopped(folder: str) -> int:
+    run_loop._ran = False
+    state = elastic.State(model=nn.Linear(1, 1))
+    state.checkpoints(folder)
+    state.at("2 steps", state.stop)
+    with state.resumed():
+        while True:
+            state.commit()
+    return state.step
+
+
+def test_a_loop_that_is_no_function_is_stopped_for_good(tmp_path: Path) -> None:
+    assert values(run_ranks(2, stopped, str(tmp_path))) == [2, 2]
+    assert values(run_ranks(2, stopped, str(tmp_path))) == [2, 2]
