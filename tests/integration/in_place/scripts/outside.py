@@ -54,7 +54,7 @@ def main() -> None:
         parts |= {"other": other, "second": second}
     state = elastic.State(shadow=kind == "two, with a shadow", **parts)
     saver = None
-    if kind in ("late", "two, saved"):
+    if kind == "two, saved":
         saver = elastic.Checkpointer(os.path.join(args.folder, "saved"), state.parts, every=10)
 
     def collective(world: elastic.World, *, fatal: bool) -> None:
