@@ -100,7 +100,12 @@ def load(
         DamagedCheckpoint: it is not what was written; without ``step`` there is none that is.
     """
     storage = open_storage(place)
-    whole = [one for one in newest_first(storage.names()) if storage.has_manifest(one)]
+    peers = Peers()
+    # As rank 0 sees them: ranks that read different checkpoints would not notice it.
+    names = peers.on_first(
+        lambda: [one.name for one in newest_first(storage.names()) if storage.has_manifest(one)]
+    )
+    whole = newest_first(names)
     wanted = [one for one in whole if step is None or one.step == step]
     if not wanted:
         there = ", ".join(str(one.step) for one in whole) or "none"
@@ -108,7 +113,6 @@ def load(
         raise CheckpointUsageError(f"there is not {what} in {storage.where}; steps there: {there}")
     entries = Entries(state.saved_objects())
     entries.add_values(state.saved_values())
-    peers = Peers()
     damage: DamagedCheckpoint | None = None
     for which in wanted:
         run = LoadRun(storage, which, entries, RankPosition(peers.rank, peers.world), strict=strict)

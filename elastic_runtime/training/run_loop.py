@@ -551,9 +551,8 @@ class Commit:
         """
         state = self._state
         state._on_commit = None
-        told = self._ranks is not None  # in place the agents notice who hangs
         while True:
-            if not told:
+            if self._ranks is None:  # in place the agents notice who hangs
                 late = partial(self._loop._here.note, TrainReturnedAlone(state.step))
                 self._agreement.wait_visibly(RETURN_PATIENCE, late)
             agreed = self._agreement.step(partial(self._wishes, Wish.NOTHING))

@@ -682,7 +682,7 @@ class State:
         self._own.roll_back()
         _replace(self._values, {k: json_tensors.copied(v) for k, v in self._kept_values.items()})
         _replace(self._progress, json_tensors.copied(self._kept_progress))
-        self._optimized = self._is_ahead = False
+        self._forget_step()
         if self._generators is not None:
             self._generators.restore()
         if self._changes is not None:
@@ -718,7 +718,7 @@ class State:
             "commits": self._commits,
             "parts": structure,
             "values": json_tensors.encode(self._values, "state", tensors),
-            "progress": self._progress,
+            "progress": json_tensors.copied(self._progress),
             "usual": self._optimizer_steps.usual,
             "tail": sorted(self._changes.tail) if self._changes is not None else [],
             "shadow": self._shadow,
@@ -820,6 +820,7 @@ class State:
                 part.load(json_tensors.decode(meta["parts"][part.name], tensors))
         _replace(self._values, json_tensors.decode(meta["values"], tensors))
         _replace(self._progress, meta["progress"])
+        self._forget_step()
         self._schedules_at = []
         if alike is not None:
             self._begin_own(meta)
@@ -975,6 +976,11 @@ class State:
         for part in self._parts:
             if isinstance(part, ModulePart | OptimizerPart):
                 part.copy_all()
+
+    def _forget_step(self) -> None:
+        """The step that was broken off is not under way any more."""
+        self._optimized = self._is_ahead = False
+        self._collectives = None
 
     def _drop_leftovers(self) -> None:
         for part in self._parts:

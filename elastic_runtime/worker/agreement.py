@@ -210,7 +210,7 @@ class Agreement:
             if time.monotonic() > until:
                 late()
                 return
-            time.sleep(AGREEMENT_LOOK_PAUSE)
+            time.sleep(AGREEMENT_LOOK_PAUSE)  # a wait of gloo's that times out ends the group
 
     def close(self) -> None:
         """Waits for the agreement that is under way, so that no peer is left without an answer."""

@@ -17,7 +17,7 @@ These files take part:
 - ``agent/agent.py``: passes that on in each turn of its loop (``ProgressSeen``).
 - this file: all decisions. Timeouts come from ``Timeouts`` (``hang_timeout``, ``rejoin_timeout``),
   fixed limits from ``limits.py``.
-- ``worker/run_loop.py`` and ``worker/recovery/thread_inspection.py``: answer where a worker is.
+- ``training/run_loop.py`` and ``worker/recovery/thread_inspection.py``: answer where a worker is.
 - ``rendezvous/core/own/reachability_survey.py``: probes the other members (``LookForMembers``).
 """
 
