@@ -819,7 +819,7 @@ class State:
             for part in self._parts:
                 part.load(json_tensors.decode(meta["parts"][part.name], tensors))
         _replace(self._values, json_tensors.decode(meta["values"], tensors))
-        _replace(self._progress, meta["progress"])
+        _replace(self._progress, json_tensors.copied(meta["progress"]))
         self._forget_step()
         self._schedules_at = []
         if alike is not None:

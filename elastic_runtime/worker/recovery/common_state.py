@@ -149,8 +149,8 @@ class StateRecovery:
             return
         what = "no rank holds a whole state any more" if lost else "no rank has a state in memory"
         raise (StateLost if may else UsageError)(
-            f"{what} ({choice.reason}), and nothing is saved: {committed} steps are lost; give "
-            "elastic.run a checkpointer that saves more often, or take State(shadow=True) so that "
+            f"{what} ({choice.reason}), and nothing is saved: {committed} steps are lost; save "
+            "them with state.checkpoints(..., every=...), or take State(shadow=True) so that "
             "a half-done step can be undone. The job may begin again at step 0 if it is started "
             "again, and by itself with elastic.run(..., start_over=True)"
         )

@@ -95,7 +95,7 @@ def test_without_a_checkpoint_the_job_says_what_is_lost(tmp_path: Path) -> None:
         step, _ = job.break_a_step()
         assert job.end() == EXIT_USAGE, job.story()
         assert f"no rank is clean at step {step}" in job.log
-        assert "give elastic.run a checkpointer" in job.log
+        assert "state.checkpoints(..., every=...)" in job.log
         assert "Traceback" not in job.log
 
 

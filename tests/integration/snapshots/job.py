@@ -89,8 +89,8 @@ class Job:
 
     def hold(self, world: int) -> list[Note]:
         """Stops it between two steps, after a snapshot; what its ranks say then."""
-        # The first save of a job comes at once, and on a slow machine after the first snapshot: then
-        # the storage has the newer state.
+        # The first save of a job comes at once, but on a slow machine after the first snapshot:
+        # then the storage has the newer state.
         self.wait(lambda: self.count("checkpoint.saved"), "the first save")
         taken = self.count("snapshot.taken")
         self.wait(lambda: self.count("snapshot.taken") > taken, "a snapshot")

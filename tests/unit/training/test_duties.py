@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -135,6 +136,22 @@ def test_another_rank_is_told_what_is_owed() -> None:
     one.step()
     two.state._load(*one.state.commit_image(for_others=True), alike=1)
     assert (two.state._owed, two.state._digest()) == ("count", one.state._digest())
+
+
+def test_a_step_that_was_broken_off_is_no_part_of_what_comes_from_another_rank() -> None:
+    one, two = Job(), Job()
+    begun(one.state)
+    begun(two.state)
+    one.step()
+    one.step()
+    two.model(torch.ones(1, 2)).sum().backward()
+    two.optim.step()  # and no commit
+    image = one.state.commit_image(for_others=True)
+    two.state._load(*image, alike=1)
+    two.state._saver = mock.Mock()
+    two.state.save()  # no step is half done
+    two.pay()
+    assert image.meta["progress"]["owed"] == ["count"], "what was sent is a copy"
 
 
 # With ranks, in the restart form
