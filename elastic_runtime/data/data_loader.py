@@ -51,6 +51,8 @@ class DataLoader(GivesSteps):
     Attributes:
         epoch: the epoch that the next step belongs to, from 0.
         cursor: how many samples of it are committed.
+        dataset: of which it gives the samples.
+        global_batch_size: samples in a step, over all ranks.
         batch_sampler: gives the indices; for trainers that make a loader of their own.
     """
 
@@ -99,7 +101,7 @@ class DataLoader(GivesSteps):
             raise UsageError("replacement=True is about an order= of your own; give one")
         if order is not None and not shuffle:
             raise UsageError("shuffle=False is an order of its own; give that, or order=")
-        self._data = data
+        self.dataset = data
         self._given_order = order
         self.batch_sampler = ElasticBatchSampler(
             data,
@@ -118,7 +120,7 @@ class DataLoader(GivesSteps):
         rank, world = self.place
         batch, _ = self.batch_sampler.batch_sizes
         return (
-            f"{type(self).__name__}({len(self._data)} samples, global_batch_size={batch}; "
+            f"{type(self).__name__}({len(self.dataset)} samples, global_batch_size={batch}; "
             f"epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
         )
 
@@ -131,6 +133,30 @@ class DataLoader(GivesSteps):
     def cursor(self) -> int:
         """How many samples of that epoch are committed."""
         return self.batch_sampler.cursor
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a step, over all ranks; the last one of an epoch may have fewer.
+
+        Setting takes effect when ``steps`` is called next.
+        """
+        return self.batch_sampler.batch_sizes[0]
+
+    @global_batch_size.setter
+    def global_batch_size(self, samples: int) -> None:
+        self.batch_sampler.batch_sizes = samples, samples
+
+    def go_to(self, epoch: int, cursor: int = 0) -> None:
+        """Goes to another position, to begin there or to leave out the rest of an epoch.
+
+        To be called on all ranks, between a commit and the next step.
+
+        Args:
+            epoch: of the next step, from 0.
+            cursor: how many samples of it are left out.
+        """
+        self.forget_walk()
+        self.batch_sampler.epoch, self.batch_sampler.cursor = epoch, cursor
 
     @property
     def place(self) -> tuple[int, int]:
@@ -161,7 +187,7 @@ class DataLoader(GivesSteps):
             )
         sampler, (rank, world) = self.batch_sampler, self.place
         self.forget_walk()  # steps() would find other samples in its loader
-        order: Sequence[int] = range(len(self._data))
+        order: Sequence[int] = range(len(self.dataset))
         if self._given_order is not None:
             order = sampler.order_of(self.epoch).tolist()
         first, end = share_of(len(order), rank, world)

@@ -120,8 +120,19 @@ class TrainingStep:
         Raises:
             UsageError: no piece was taken yet.
         """
+        return self.weights[self._present()]
+
+    @property
+    def weights(self) -> list[float]:
+        """What ``weight`` is for each piece, for loops that take them all before the first one."""
         self.weighed = True
-        return self._own[self._present()] * self._world / self.samples
+        counted = max(1, sum(self._own)) if self._source.trains_alone else self.samples
+        return [own * self._ranks / counted for own in self._own]
+
+    @property
+    def _ranks(self) -> int:
+        """Over how many ranks gradients are averaged."""
+        return 1 if self._source.trains_alone else self._world
 
     def backward(self, loss: torch.Tensor, reduction: str = "mean") -> None:
         """Computes gradients of the present piece, so that it counts as much as it has samples.
@@ -144,7 +155,7 @@ class TrainingStep:
             raise UsageError(f"reduction={reduction!r} is not understood; give 'mean' or 'sum'")
         factor = self.weight
         if reduction == "sum":
-            factor = float(self._world) if self._own[self._present()] else 0.0
+            factor = float(self._ranks) if self._own[self._present()] else 0.0
         (loss * factor).backward()
 
     def total(self, count: Callable[[Any], float]) -> float:
@@ -171,7 +182,10 @@ class TrainingStep:
         while len(self._ahead) < self.pieces:
             self._ahead.append(self._read())
         found = [count(piece) for piece, own in zip(self._ahead, self._own, strict=True) if own]
-        total: float = sum(self._source.peers().gather(sum(map(_number, found))))
+        own_total: float = sum(map(_number, found))
+        if self._source.trains_alone:
+            return own_total
+        total: float = sum(self._source.peers().gather(own_total))
         return total
 
     def drop_rest(self) -> None:
@@ -204,6 +218,7 @@ class GivesSteps(StepSource):
     """What loaders have in common that give the steps of a job."""
 
     iterates = False
+    tells_pieces = True  # people, of how steps are cut
     _progress: JobProgress | None = None
     _gloo: GlooGroups | None = None
     _own_peers: Peers | None = None
@@ -299,7 +314,7 @@ class GivesSteps(StepSource):
 
     def _tell_pieces(self, samples: int, at_once: int, pieces: int, world: int) -> None:
         """Tells people how a step is cut, where that has changed."""
-        if self._told != (samples, at_once, pieces, world):
+        if self.tells_pieces and self._told != (samples, at_once, pieces, world):
             self._told = samples, at_once, pieces, world
             if context().rank == 0:
                 context().note(StepPieces(samples, world, at_once, pieces))
@@ -332,6 +347,11 @@ class GivesSteps(StepSource):
         """
         self._gloo = gloo
         self._own_peers = None
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether each rank trains a model of its own with its share (``DiLoCo``)."""
+        return self._progress is not None and self._progress.is_entrusted
 
     def peers(self) -> Peers:
         """All ranks, for what they tell each other of a step."""

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.loops.train_data import DataSettings
-from elastic_runtime.lightning.trainer_parts import JobSettings, install
+from elastic_runtime.lightning.fit_job import FitJob
+from elastic_runtime.trainers.trainer_job import JobSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from lightning.pytorch import LightningModule, Trainer
-
-    from elastic_runtime.checkpoint.checkpointer import Checkpointer
-    from elastic_runtime.lightning.trainer_parts import ElasticLoops
 
 
 class ElasticCallback(Callback):  # type: ignore[misc]  # Lightning is not typed here
@@ -41,7 +38,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # Lightning is not typed
         *,
         every: Any = "30s",
         keep: int | None = 3,
-        snapshot_every: Any = None,
+        snapshots: Any = None,
         global_batch: int | None = None,
         seed: int | None = None,
         parts: Mapping[str, Any] | None = None,
@@ -49,15 +46,19 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # Lightning is not typed
         """Takes the settings; nothing is read or written before ``fit``.
 
         Args:
-            directory, every, keep, snapshot_every, global_batch, seed, parts: see
-                ``ElasticStrategy``.
+            directory, every, keep, snapshots, global_batch, seed, parts: see ``ElasticStrategy``.
 
         Raises:
             UsageError: a setting makes no sense.
         """
-        self._settings = JobSettings(directory, every, keep, snapshot_every, dict(parts or {}))
-        self._global_batch, self._seed = global_batch, seed
-        DataSettings(global_batch, seed, 1)  # refuses what makes no sense
+        self._directory, self._seed = directory, seed
+        self._settings = JobSettings(
+            every=every,
+            keep=keep,
+            snapshots=snapshots,
+            global_batch=global_batch,
+            parts=parts or {},
+        )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Puts our loops into the trainer.
@@ -73,57 +74,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # Lightning is not typed
                 "resumes by itself: leave the callback out"
             )
         reference = trainer.num_devices * trainer.num_nodes
-        recorded = self._settings.recorded_batch(trainer)
-        data = DataSettings(self._global_batch, self._seed, reference, recorded)
-        loops = install(trainer, data, self._settings, known_rank=True)
-        loops.loop.recovery = RestartRecovery(loops)
+        FitJob(trainer, self._directory, self._settings, self._seed, reference)
         if "GROUP_WORLD_SIZE" in os.environ and hasattr(trainer.strategy, "num_nodes"):
             # What is split over the ranks, such as data of a validation, is split over those.
             trainer.strategy.num_nodes = int(os.environ["GROUP_WORLD_SIZE"])
-
-
-class RestartRecovery:
-    """A ``Recovery`` by a restart of all workers."""
-
-    def __init__(self, loops: ElasticLoops) -> None:
-        """Remembers what it is about.
-
-        Args:
-            loops: those to run.
-        """
-        self._loops = loops
-        self._saver: Checkpointer | None = None
-
-    def run(self, fit: Callable[[], None]) -> None:
-        """Resumes, and trains to the end.
-
-        Raises:
-            SystemExit: the job was asked to stop, and has saved.
-        """
-        loops = self._loops
-        if loops.trainer.fast_dev_run:  # nothing is to stay
-            fit()
-            return
-        saver = self._saver = loops.checkpointer(loops.parts())
-        saver.resume()
-        loops.observations.enter_alone()
-        loops.tell_batch()
-        fit()
-        saver.save()
-        saver.close()
-
-    def commit(self) -> None:
-        """Counts a step, and saves if that is due.
-
-        Raises:
-            SystemExit: see ``run``.
-        """
-        if self._saver is not None:
-            self._saver.step()
-        else:
-            self._loops.loop.train_data.sampler.commit()
-
-    def save(self) -> None:
-        """Saves the last step."""
-        if self._saver is not None:
-            self._saver.save()

@@ -17,11 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning.in_place import InPlaceRecovery
-from elastic_runtime.lightning.loops.train_data import DataSettings
+from elastic_runtime.lightning.fit_job import FitJob
 from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
 from elastic_runtime.lightning.reports.rank_zero_reports import set_rank_zero
-from elastic_runtime.lightning.trainer_parts import JobSettings, install
+from elastic_runtime.trainers.trainer_job import JobSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +47,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         *,
         every: Any = "30s",
         keep: int | None = 3,
-        snapshot_every: Any = None,
+        snapshots: Any = None,
         global_batch: int | None = None,
         seed: int | None = None,
         shadow: bool | None = None,
@@ -61,7 +60,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         Args:
             directory: where the job's checkpoints are: a path or a URL that all nodes see. None:
                 ``elastic_checkpoints`` in the trainer's ``default_root_dir``.
-            every, keep, snapshot_every: see ``Checkpointer``.
+            every, keep, snapshots: see ``State.checkpoints``.
             global_batch: samples in a batch of all ranks, if it shall not be decided by the
                 loader's ``batch_size``; with accumulated gradients, of one micro-batch.
             seed: of the order of samples; None: that of ``seed_everything``, or 0.
@@ -76,11 +75,16 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         """
         refuse_unknown(ddp)
         super().__init__(**ddp)
+        self._directory, self._seed = directory, seed
         self._settings = JobSettings(
-            directory, every, keep, snapshot_every, dict(parts or {}), start_over, shadow
+            every=every,
+            keep=keep,
+            snapshots=snapshots,
+            global_batch=global_batch,
+            shadow=shadow,
+            parts=parts or {},
+            start_over=start_over,
         )
-        self._global_batch, self._seed = global_batch, seed
-        DataSettings(global_batch, seed, 1)  # refuses what makes no sense
         self._own_forward: Any = None
         self._written_nodes = 1
 
@@ -131,16 +135,15 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not ty
         trainer = module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
             reference = self.num_processes * self._written_nodes
-            recorded = self._settings.recorded_batch(trainer)
-            data = DataSettings(self._global_batch, self._seed, reference, recorded)
-            installed = install(trainer, data, self._settings)
+            job = FitJob(
+                trainer, self._directory, self._settings, self._seed, reference, strategy=self
+            )
             if reference > 1 and "RANK" not in os.environ:
                 rank_zero_warn(
                     "no launcher has started this process, and it trains alone, with the batches "
                     f"of {reference} workers: elastic-run --nproc-per-node {self.num_processes} …"
                 )
-            prepare_data_in_turn(trainer, installed.directory)
-            installed.loop.recovery = InPlaceRecovery(installed, self)
+            prepare_data_in_turn(trainer, job.directory)
 
     def setup(self, trainer: Any) -> None:
         """As of a strategy with one process: the model is wrapped when ranks are connected."""

@@ -129,6 +129,7 @@ class State:
     _saver: Saver | None  # the same; where there are checkpoints
     _alone: TrainsAlone | None  # what trains this rank's own model between two commits
     _alone_optimizers: Mapping[str, torch.optim.Optimizer]
+    _beside: dict[str, Any]  # saved as well, by name; in memory no part of it
     # In place:
     _in_memory: bool
     _parts: list[StatePart]
@@ -202,6 +203,7 @@ class State:
         self._saver = None
         self._alone = None
         self._alone_optimizers = {}
+        self._beside = {}
         self._in_memory = False
         self._parts = []
         self._own = RankValues({})
@@ -432,6 +434,16 @@ class State:
         self._alone = alone
         self._alone_optimizers = dict(optimizers or {})
 
+    def lend_to_trainer(self, notes: Any) -> None:
+        """A trainer's loop commits, and does by itself again what follows a commit, after a fault.
+
+        Args:
+            notes: what each rank has noted of it, with ``state_dict`` and ``load_state_dict``:
+                those of rank 0 are saved.
+        """
+        self._beside["elastic_runtime.notes"] = notes
+        self._schedules = []  # one that follows a commit is stepped again, too
+
     def keep_in_memory(self) -> State:
         """Remembers each commit from now on, as in place; gives this State.
 
@@ -566,7 +578,8 @@ class State:
 
     def saved_objects(self) -> dict[str, Any]:
         """All that a checkpoint has under names of the script's."""
-        return {**self._named, **(self._alone.saves if self._alone is not None else {})}
+        saves = self._alone.saves if self._alone is not None else {}
+        return {**self._named, **saves, **self._beside}
 
     def resumed_at(self, step: int) -> None:
         """Its objects have the content of this step, which was saved."""
@@ -1004,6 +1017,10 @@ class _ForLoaders:
     @property
     def call(self) -> int:
         return self._state._calls
+
+    @property
+    def is_entrusted(self) -> bool:
+        return self._state.is_entrusted
 
     def end_training(self) -> Never:
         raise TrainingStopped

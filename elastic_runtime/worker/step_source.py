@@ -22,6 +22,7 @@ class JobProgress(Protocol):
         step: how many steps are committed.
         stopped: training is over, on all ranks, whatever bound a loop has.
         call: which call of ``train`` this is; another one in each world.
+        is_entrusted: each rank trains a model of its own between two commits.
     """
 
     @property
@@ -32,6 +33,9 @@ class JobProgress(Protocol):
 
     @property
     def call(self) -> int: ...
+
+    @property
+    def is_entrusted(self) -> bool: ...
 
     def end_training(self) -> None:
         """Leaves ``train``, as training is over, and the loop asks for more steps again."""

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 import elastic_runtime as elastic
+from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning.loops.validation_guard import guarded
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
     """
 
     owes = False
-    # Batches since the last commit; what the optimizers have counted then.
-    _since = 0
-    _stepped = 0
+    _stepped = 0  # what the optimizers have counted at the last commit
 
     def run(self, data_fetcher: _DataFetcher) -> None:
         """Trains to the end of the epoch, from wherever the counters are."""
@@ -42,21 +41,18 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
         self.on_run_start(data_fetcher)
         if self.owes:
             self._settle(data_fetcher)
-        self._since, self._stepped = 0, self.global_step
+        self._stepped = self.global_step
         while not self.done:
-            self._since += 1
-            if self._is_manual:
-                # Its optimizers step when it likes: what is committed then is all since the last.
-                fit_loop.train_data.count_pieces(self._since)
             try:
                 self.advance(data_fetcher)
             except StopIteration:  # of a hook that ends the epoch
                 break
             finally:
                 self.on_iteration_done()
+            self._check_weighed()
             if self._is_step():
-                fit_loop.commit()
-                self._since, self._stepped = 0, self.global_step
+                fit_loop.commit()  # of all batches since the last one
+                self._stepped = self.global_step
             self.owes = True
             self._settle(data_fetcher)
 
@@ -67,14 +63,20 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
         data_fetcher._stop_profiler = self._on_after_fetch
 
     @property
-    def weight(self) -> float:
-        """What this rank's mean loss counts, in the batch that is under way."""
-        sampler = self.trainer.fit_loop.train_data.sampler
-        return float(sampler.loss_scale_of(max(self._since - 1, 0)))
-
-    @property
     def _is_manual(self) -> bool:
         return not self.trainer.lightning_module.automatic_optimization
+
+    def _check_weighed(self) -> None:
+        """Refuses gradients of a module's own that do not count as much as their samples."""
+        step = self.trainer.fit_loop.train_data.batches.step
+        if self._is_manual and self.global_step > self._stepped and not step.weighed:
+            raise UsageError(
+                "training_step has stepped an optimizer without self.manual_backward(loss), which "
+                "gives each rank's loss its weight: where shares of ranks differ in size, the "
+                "gradients would not be those of the global batch; call it instead of "
+                "loss.backward()"
+            )
+        step.weighed = True  # a batch that training_step leaves out has no gradients
 
     def _is_step(self) -> bool:
         """Whether the batch has completed a step; the last one of an epoch does in any case."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from elastic_runtime.lightning.loops.train_data import DataSettings
 
 
-class Recovery(Protocol):
-    """How a job goes on after faults: in place, or from checkpoints."""
+class Job(Protocol):
+    """What a fit loop belongs to: it goes on after faults."""
 
     def run(self, fit: Callable[[], None]) -> None:
         """Trains, with as many calls of ``fit`` as there are worlds."""
@@ -47,11 +47,11 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
 
     Attributes:
         train_data: where its data come from.
-        recovery: set before it runs.
+        job: set before it runs.
         goes_on: the epoch that is under way was begun before, perhaps by other processes.
     """
 
-    recovery: Recovery
+    job: Job
     max_batches: float
 
     def __init__(self, replaced: _FitLoop, settings: DataSettings) -> None:
@@ -90,11 +90,11 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
             self.trainer.validating = True
             val_loop.setup_data()
             self.trainer.training = True
-        self.recovery.run(self._fit)
+        self.job.run(self._fit)
 
     def commit(self) -> None:
         """Commits the step that the epoch loop has just completed."""
-        self.recovery.commit()
+        self.job.commit()
 
     def begin_reading(self) -> None:
         """Has the data begin where the sampler is, if they do not yet."""
@@ -171,13 +171,13 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
                 self.on_advance_start()
                 self.advance()
                 if self._ends_early():
-                    self.recovery.save()  # so that it is continued in the middle of the epoch
+                    self.job.save()  # so that it is continued in the middle of the epoch
                 self.on_advance_end()
             except StopIteration:
                 break
             finally:
                 self.on_iteration_done()
-        self.recovery.save()
+        self.job.save()
         self.on_run_end()
 
     def _leave_interrupted(self) -> None:

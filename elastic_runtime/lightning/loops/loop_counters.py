@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class LoopCounters:
-    """How far the loops are: the same numbers on all ranks, as a batch is one of all ranks."""
+    """How far the loops are: the same numbers on all ranks, as a batch is one of all ranks.
+
+    Attributes:
+        commits: steps that this process has completed itself.
+    """
 
     def __init__(self, fit_loop: ElasticFitLoop) -> None:
         """Refers to the counters of these loops.
@@ -29,6 +33,7 @@ class LoopCounters:
             fit_loop: with its epoch loop, whose data are set up.
         """
         self._loop = fit_loop
+        self.commits = 0
         epoch_loop = fit_loop.epoch_loop
         progress = {
             "epoch": fit_loop.epoch_progress,
@@ -57,6 +62,7 @@ class LoopCounters:
         The loops have counted that themselves, unless a fault came between the optimizer and the
         commit: then this step counts, and this is where it is completed.
         """
+        self.commits += 1
         epoch_loop = self._loop.epoch_loop
         for tracker in self._trackers:
             _level(tracker, tracker.ready)
@@ -68,7 +74,8 @@ class LoopCounters:
         state = {name: getattr(owner, attribute) for name, owner, attribute in self._numbers}
         state["batches_that_stepped"] = loop.epoch_loop._batches_that_stepped
         state["owes"] = loop.epoch_loop.owes
-        state["batch_sizes"] = list(loop.train_data.sampler.batch_sizes)
+        state["batch"] = loop.train_data.loader.global_batch_size
+        state["accumulated"] = loop.trainer.accumulate_grad_batches
         state["batches"] = loop.max_batches
         return state
 
@@ -79,16 +86,17 @@ class LoopCounters:
             UsageError: an epoch has another number of batches here.
         """
         loop = self._loop
-        sizes = (int(state["batch_sizes"][0]), int(state["batch_sizes"][1]))
-        own = loop.train_data.sampler.batch_sizes[1]
-        if own != sizes[1]:  # batch_record.py could not tell it in time
+        batch, own = int(state["batch"]), loop.train_data.loader.global_batch_size
+        if own != batch:  # batch_record.py could not tell it in time
             warnings.warn(
-                f"the job has a global batch of {sizes[1]} samples, and this process has begun "
+                f"the job has a global batch of {batch} samples, and this process has begun "
                 f"with {own}: a schedule that was made of estimated_stepping_batches is another "
-                f"one than on the other ranks; give global_batch={sizes[1]}",
+                f"one than on the other ranks; give global_batch={batch}",
                 stacklevel=2,
             )
-        loop.train_data.take_batch_sizes(sizes)
+        loop.train_data.loader.global_batch_size = batch
+        if loop.trainer.lightning_module.automatic_optimization:
+            loop.trainer.accumulate_grad_batches = int(state["accumulated"])
         loop.count_batches()
         if loop.max_batches != state["batches"] and state["batch.current.ready"]:
             raise UsageError(
@@ -112,16 +120,15 @@ def settle_loaded(fit_loop: ElasticFitLoop) -> None:
         fit_loop: has loaded them, and its data are set up.
     """
     batch, epoch = fit_loop.epoch_loop.batch_progress, fit_loop.epoch_progress
-    sampler = fit_loop.train_data.sampler
+    loader = fit_loop.train_data.loader
     fit_loop.restarting = False
     for loop in (fit_loop, fit_loop.epoch_loop, fit_loop.epoch_loop.val_loop):
         loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     done = batch.current.ready
     is_last = batch.is_last_batch or done >= fit_loop.max_batches
     if epoch.current.ready > epoch.current.processed and done and not is_last:
-        whole, micro = sampler.batch_sizes
-        done -= done % (whole // micro)  # what was accumulated is not saved
-        sampler.epoch, sampler.cursor = epoch.current.processed, done * micro
+        done -= done % fit_loop.trainer.accumulate_grad_batches  # what it was is not saved
+        loader.go_to(epoch.current.processed, done * loader.global_batch_size)
         _level(batch.current, done)
         _level(batch.total, batch.total.ready)
     else:

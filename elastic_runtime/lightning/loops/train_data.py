@@ -11,9 +11,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import DataLoader as TorchLoader
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.trainers.epoch_batches import EpochBatches
 from elastic_runtime.trainers.known_orders import in_sequence, order_of
@@ -23,20 +24,23 @@ if TYPE_CHECKING:
 
     from elastic_runtime.data.epoch_order import Order
 
-_OWN_SAMPLER = (
-    "give it DataLoader(data, batch_sampler=elastic.ElasticBatchSampler(data, batch_size=…, "
-    "order=…)), whose batch_size is that of all ranks together"
+_OWN_ORDER = (
+    "give elastic.DataLoader(data, global_batch_size=…, order=…) as the training data, whose batch "
+    "is that of all ranks together"
 )
 
 
 class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not typed here
     """Where a fit loop gets its training data from.
 
+    Where a rank's gradients are accumulated over several batches, each is a step of the loader, and
+    a commit is about all of them.
+
     Attributes:
-        sampler: known once the loader was asked for.
+        loader: known once the data were asked for.
     """
 
-    sampler: ElasticBatchSampler
+    loader: DataLoader
 
     def __init__(self, source: _DataLoaderSource, trainer: Trainer, settings: DataSettings) -> None:
         """Takes the place of Lightning's own source.
@@ -59,8 +63,9 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
         """
         if self._batches is None:
             given = self._checked(super().dataloader())
-            self.sampler = self._sampler_for(given)
-            self._batches = EpochBatches(given, self.sampler)
+            sampling = {} if isinstance(given, DataLoader) else self._sampling_of(given)
+            self._batches = EpochBatches(given, **sampling)
+            self.loader = self._batches.loader
         return self._batches
 
     @property
@@ -69,40 +74,30 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
         assert self._batches is not None
         return self._batches
 
-    def take_batch_sizes(self, sizes: tuple[int, int]) -> None:
-        """Has these global batches from now on: those of the job that this process joins.
-
-        Args:
-            sizes: samples in a batch of all ranks, with all that is accumulated, and in a
-                micro-batch.
-        """
-        self.sampler.batch_sizes = sizes
-        if self._trainer.lightning_module.automatic_optimization:
-            self._trainer.accumulate_grad_batches = sizes[0] // sizes[1]
-
-    def count_pieces(self, number: int) -> None:
-        """The commit that follows is about so many micro-batches.
-
-        Args:
-            number: of them.
-        """
-        micro = self.sampler.batch_sizes[1]
-        self.sampler.batch_sizes = number * micro, micro
-
     def begin_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch: the one before may have ended early.
 
         Args:
             epoch: which, from 0.
         """
-        sampler = self.sampler
-        if (sampler.epoch, sampler.cursor) != (epoch, 0):
-            sampler.epoch, sampler.cursor = epoch, 0
-        micro = sampler.batch_sizes[1]
-        sampler.batch_sizes = micro * self._trainer.accumulate_grad_batches, micro
+        if (self.loader.epoch, self.loader.cursor) != (epoch, 0):
+            self.loader.go_to(epoch)
 
-    def _checked(self, given: object) -> DataLoader[Any]:
-        if not isinstance(given, DataLoader):
+    def _checked(self, given: object) -> TorchLoader[Any] | DataLoader:
+        if self._trainer.reload_dataloaders_every_n_epochs:
+            raise UsageError(
+                "Trainer(reload_dataloaders_every_n_epochs=) would change the data that the saved "
+                "position is about; leave it out"
+            )
+        if isinstance(given, DataLoader):
+            if given.batch_sampler.at_once:
+                raise UsageError(
+                    "at_once= cuts a step as memory asks for in each world, and Lightning counts "
+                    "batches, the same in every world; give elastic.DataLoader the "
+                    "global_batch_size of one batch, and Trainer(accumulate_grad_batches=)"
+                )
+            return given
+        if not isinstance(given, TorchLoader):
             raise UsageError(
                 f"the training data are a {type(given).__qualname__}; with elastic_runtime."
                 "lightning they must be one torch.utils.data.DataLoader, as the position in one "
@@ -114,41 +109,23 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
                 "the training data are an IterableDataset, or have no length: it is not known "
                 "after a fault which samples have counted; give a map-style data set"
             )
-        if self._trainer.reload_dataloaders_every_n_epochs:
-            raise UsageError(
-                "Trainer(reload_dataloaders_every_n_epochs=) would change the data that the saved "
-                "position is about; leave it out"
-            )
         return given
 
-    def _sampler_for(self, given: DataLoader[Any]) -> ElasticBatchSampler:
-        accumulated = self._trainer.accumulate_grad_batches
-        if isinstance(given.batch_sampler, ElasticBatchSampler):
-            own = given.batch_sampler
-            if accumulated > 1 and own.batch_sizes[0] != own.batch_sizes[1] * accumulated:
-                raise UsageError(
-                    f"Trainer(accumulate_grad_batches={accumulated}) needs a sampler that gives "
-                    f"each batch in {accumulated} pieces: ElasticBatchSampler(batch_size="
-                    f"{own.batch_sizes[0] * accumulated}, micro_batch_size={own.batch_sizes[0]})"
-                )
-            return own
+    def _sampling_of(self, given: TorchLoader[Any]) -> dict[str, Any]:
+        """What our loader is told in the place of the user's sampler."""
         if type(given.batch_sampler) is not BatchSampler or given.batch_size is None:
             raise UsageError(
                 "the training DataLoader has a batch_sampler of its own, or no batch_size: "
-                f"{_OWN_SAMPLER}"
+                f"{_OWN_ORDER}"
             )
-        settings, data = self._settings, given.dataset
-        micro = settings.micro_batch(given.batch_size)
-        order, replacement = self._order_of(given.sampler, len(data))
-        return ElasticBatchSampler(
-            data,
-            micro * accumulated,
-            micro_batch_size=micro,
-            seed=settings.seed,
-            drop_last=given.drop_last,
-            order=order,
-            replacement=replacement,
-        )
+        order, replacement = self._order_of(given.sampler, len(given.dataset))
+        return {
+            "global_batch_size": self._settings.batch(given.batch_size),
+            "seed": self._settings.seed,
+            "drop_last": given.drop_last,
+            "order": order,
+            "replacement": replacement,
+        }
 
     def _order_of(self, sampler: Any, size: int) -> tuple[Order | None, bool]:
         """The order that a sampler of torch stands for, and whether it repeats samples."""
@@ -159,7 +136,7 @@ class TrainData(_DataLoaderSource):  # type: ignore[misc]  # Lightning is not ty
         except LookupError as unknown:
             raise UsageError(
                 f"the training DataLoader has a {unknown.args[0]}, whose order is not known for "
-                f"other worlds; {_OWN_SAMPLER}"
+                f"other worlds; {_OWN_ORDER}"
             ) from None
 
 
@@ -167,7 +144,7 @@ class DataSettings:
     """What the user has said about batches and their order.
 
     Attributes:
-        global_batch: samples in a micro-batch of all ranks; 0: as many as ``reference_world``
+        global_batch: samples in a batch of all ranks; 0: as many as ``reference_world``
             ranks with the loader's ``batch_size`` have.
         reference_world: ranks of the world that the loader's ``batch_size`` was written for.
         recorded: the same of the job that is continued; 0: it begins.
@@ -190,10 +167,8 @@ class DataSettings:
             recorded: see above.
 
         Raises:
-            UsageError: a number makes no sense, or is not that of the job.
+            UsageError: a number is not that of the job.
         """
-        if global_batch is not None and global_batch < 1:
-            raise UsageError(f"global_batch={global_batch}: give at least one sample")
         if global_batch and recorded and global_batch != recorded:
             raise UsageError(
                 f"global_batch={global_batch}, and the job in this directory has batches of "
@@ -204,8 +179,8 @@ class DataSettings:
         self.recorded = recorded
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
-    def micro_batch(self, batch_size: int) -> int:
-        """Samples in a micro-batch of all ranks.
+    def batch(self, batch_size: int) -> int:
+        """Samples in a batch of all ranks.
 
         Args:
             batch_size: of the user's loader.

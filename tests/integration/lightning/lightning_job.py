@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import elastic_runtime as elastic
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from tests.integration.trainers.trainer_job import GLOBAL_BATCH, SAMPLES, SEED, TrainerJob
 
 
@@ -23,14 +23,7 @@ class LightningJob(TrainerJob):
 
 def _shares(rank: int, size: int, pieces: int) -> list[list[list[int]]]:
     """The indices of a rank's last micro-batch in each step, for each of many epochs."""
-    sampler = elastic.ElasticBatchSampler(
-        SAMPLES,
-        GLOBAL_BATCH * pieces,
-        micro_batch_size=GLOBAL_BATCH,
-        seed=SEED,
-        rank=rank,
-        world=size,
-    )
+    sampler = ElasticBatchSampler(SAMPLES, GLOBAL_BATCH, seed=SEED, rank=rank, world=size)
     epochs = []
     for epoch in range(30):
         sampler.epoch, sampler.cursor = epoch, 0

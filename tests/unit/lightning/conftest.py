@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_runtime.lightning import trainer_parts
+from elastic_runtime.lightning import fit_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests begin a job each, and a process may only once."""
-    monkeypatch.setattr(trainer_parts, "_has_fitted", False)
+    monkeypatch.setattr(fit_job, "_has_fitted", False)
 
 
 @pytest.fixture(autouse=True, scope="module")

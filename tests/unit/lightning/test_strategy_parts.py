@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,7 @@ import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning import ElasticCallback, ElasticStrategy
 from elastic_runtime.lightning.elastic_environment import ElasticEnvironment
-from elastic_runtime.lightning.in_place import _refuse_sharded
+from elastic_runtime.lightning.fit_job import _refuse_sharded
 from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
 from tests.unit.lightning.trainers import Line, connected, loader, trainer
 
@@ -86,9 +85,8 @@ class Spread(torch.nn.Parameter):
 def test_a_model_that_is_spread_is_sent_to_the_callback() -> None:
     module = Line()
     module.net.weight = Spread(module.net.weight.data)
-    loops: Any = SimpleNamespace(trainer=SimpleNamespace(lightning_module=module))
     with pytest.raises(UsageError, match=r"net.weight is spread.*ElasticCallback"):
-        _refuse_sharded(loops)
+        _refuse_sharded(module)
 
 
 def test_a_misspelt_option_is_refused_at_once() -> None:

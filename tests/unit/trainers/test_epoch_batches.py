@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -16,9 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import elastic_runtime as elastic
 from elastic_runtime.data.epoch_order import Orders
-from elastic_runtime.data.sampler import ElasticBatchSampler
-from elastic_runtime.errors import UsageError
 from elastic_runtime.trainers.batch_record import BatchRecord
 from elastic_runtime.trainers.epoch_batches import EpochBatches
 from elastic_runtime.trainers.known_orders import order_of
@@ -27,57 +25,53 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Shrinking(Dataset[int]):
-    """Its length is what somebody says."""
-
-    def __init__(self) -> None:
-        self.size = 12
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        return index
+NUMBERS = torch.arange(12)
 
 
-def batches(data: Shrinking) -> tuple[EpochBatches, ElasticBatchSampler]:
+def batches(**options: Any) -> EpochBatches:
     """Batches of four."""
-    sampler = ElasticBatchSampler(data, 4, order=lambda *_: range(12))
-    given = DataLoader(data, batch_size=4, collate_fn=list)
-    return EpochBatches(given, sampler), sampler
+    given = DataLoader(NUMBERS, batch_size=4, collate_fn=lambda some: [int(one) for one in some])
+    return EpochBatches(given, global_batch_size=4, order=lambda *_: range(12), **options)
 
 
 def test_it_begins_where_the_job_is_and_is_as_long_as_the_epoch() -> None:
-    made, sampler = batches(Shrinking())
-    sampler.commit()
+    made = batches()
+    assert next(iter(made)) == [0, 1, 2, 3]
+    made.loader.commit()
     assert list(made) == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert len(made) == 3
-    assert made.batch_sampler is sampler
+    assert made.batch_sampler is made.loader.batch_sampler
+    assert made.num_workers == 0
     with pytest.raises(AttributeError, match="sampler"):
         _ = made.sampler
 
 
+def test_a_step_comes_in_pieces_and_says_what_they_count() -> None:
+    made = batches(at_once=3)
+    assert len(made) == 6
+    assert len(next(iter(made))) == 2
+    assert made.step.weights == [0.5, 0.5]
+    assert made.step.samples == 4
+
+
 def test_an_iteration_is_ready_until_it_gives_something() -> None:
-    made, sampler = batches(Shrinking())
+    made = batches()
     assert not made.is_ready
     iteration = iter(made)
     assert made.is_ready
     next(iteration)
     assert not made.is_ready
     iter(made)
-    sampler.commit()
-    assert not made.is_ready
-    iter(made)
     made.enter()
     assert not made.is_ready
 
 
-def test_data_that_end_early_are_no_epoch() -> None:
-    made, sampler = batches(Shrinking())
-    whole = sampler.outlook(*sampler.place)
-    with sampler.giving([[0, 1, 2, 3]]), pytest.raises(UsageError, match="after 1 of the 3"):
-        list(made)
-    assert sampler.outlook(*sampler.place) == whole
+def test_a_loader_of_ours_is_taken_as_it_is() -> None:
+    own = elastic.DataLoader(NUMBERS, 6)
+    made = EpochBatches(own)
+    assert made.loader is own
+    assert made.batch_size == 6
+    assert len(list(made)) == len(made) == 2
 
 
 DATA = list(range(10))

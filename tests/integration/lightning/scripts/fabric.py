@@ -28,9 +28,8 @@ def main() -> None:
     model = nn.Linear(4, 1)
     optim = torch.optim.Adam(model.parameters(), lr=0.01)
     data = torch.randn(20 * BATCH, 4)
-    sampler = elastic.ElasticBatchSampler(len(data), BATCH, seed=2)
-    loader = elastic.loader(data, sampler)
-    state = elastic.State(model=model, optim=optim, sampler=sampler)
+    loader = elastic.DataLoader(data, BATCH, seed=2)
+    state = elastic.State(model=model, optim=optim, loader=loader)
 
     def train(world: elastic.World) -> None:
         fabric = Fabric(
@@ -43,15 +42,15 @@ def main() -> None:
         )
         fabric.launch()
         parallel, stepper = fabric.setup(model, optim)
-        while True:
-            for batch in loader:
+        for step in loader.steps():
+            for batch in step:
                 if notes.enough():
                     notes.say("ended", world, step=state.step, digest=digest(model))
                     return
                 batch = fabric.to_device(batch)
                 loss = (parallel(batch) - batch.sum(dim=1, keepdim=True)).square().mean()
                 stepper.zero_grad()
-                fabric.backward(loss * sampler.loss_scale)
+                fabric.backward(loss * step.weight)
                 fabric.clip_gradients(parallel, stepper, max_norm=1.0)
                 time.sleep(args.seconds)
                 stepper.step()

@@ -11,13 +11,14 @@ from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSourc
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import ChainDataset, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
+import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
-from elastic_runtime.lightning import trainer_parts
+from elastic_runtime.lightning import fit_job
 from elastic_runtime.lightning.elastic_strategy import ElasticStrategy
 from elastic_runtime.lightning.loops.loop_counters import LoopCounters, settle_loaded
 from elastic_runtime.lightning.loops.train_data import DataSettings, TrainData
-from tests.unit.lightning.trainers import Line, loader, trainer
+from tests.unit.lightning.trainers import Line, trainer
+from tests.unit.lightning.trainers import loader as numbers_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ def test_a_batch_is_one_of_all_ranks_of_the_reference_world() -> None:
     settings = DataSettings(None, 3, reference_world=2)
     data = train_data(DataLoader(NUMBERS, batch_size=4), settings=settings)
     assert len(data.dataloader()) == 5
-    assert data.sampler.batch_sizes == (8, 8)
+    assert data.loader.global_batch_size == 8
 
 
 def test_the_global_batch_can_be_given() -> None:
@@ -56,13 +57,16 @@ def test_the_global_batch_can_be_given() -> None:
     assert len(data.dataloader()) == 4
 
 
-def test_accumulated_gradients_are_pieces_of_a_batch() -> None:
+def test_accumulated_gradients_are_batches_of_one_commit() -> None:
     data = train_data(DataLoader(NUMBERS, batch_size=4), accumulate_grad_batches=3)
     batches = data.dataloader()
-    assert data.sampler.batch_sizes == (12, 4)
+    assert data.loader.global_batch_size == 4
     assert len(batches) == 10
-    data.sampler.commit()
-    assert data.sampler.cursor == 12
+    given = iter(batches)
+    for _ in range(3):
+        next(given)
+    data.loader.commit()
+    assert data.loader.cursor == 12
 
 
 def test_shuffled_data_come_in_a_random_order_once() -> None:
@@ -84,19 +88,20 @@ def test_a_weighted_sampler_draws_as_it_was_told() -> None:
     assert min(drawn) >= 30
 
 
-def test_a_sampler_of_ours_is_taken_as_it_is() -> None:
-    own = ElasticBatchSampler(NUMBERS, 10, order=lambda epoch, rng: reversed(range(40)))
-    data = train_data(DataLoader(NUMBERS, batch_sampler=own))
+def test_a_loader_of_ours_is_taken_as_it_is() -> None:
+    own = elastic.DataLoader(NUMBERS, 10, order=lambda epoch, rng: reversed(range(40)))
+    data = train_data(own)
     assert epoch_of(data) == list(reversed(range(40)))
-    assert data.sampler is own
+    assert data.loader is own
 
 
 def test_an_epoch_begins_at_its_beginning_whatever_was_left_of_the_last() -> None:
     data = train_data(DataLoader(NUMBERS, batch_size=8))
-    data.dataloader()
-    data.sampler.commit()
+    next(iter(data.dataloader()))
+    data.loader.commit()
     data.begin_epoch(1)
-    assert (data.sampler.epoch, data.sampler.cursor) == (1, 0)
+    assert (data.loader.epoch, data.loader.cursor) == (1, 0)
+    assert len(list(data.dataloader())) == 5
 
 
 @pytest.mark.parametrize(
@@ -105,14 +110,10 @@ def test_an_epoch_begins_at_its_beginning_whatever_was_left_of_the_last() -> Non
         (lambda: [DataLoader(NUMBERS), DataLoader(NUMBERS)], {}, "one torch.utils.data.DataLoader"),
         (lambda: DataLoader(ChainDataset([])), {}, "map-style"),
         (lambda: DataLoader(NUMBERS, batch_size=None), {}, "no batch_size"),
-        (lambda: DataLoader(NUMBERS, batch_sampler=[[1, 2]]), {}, "ElasticBatchSampler"),
+        (lambda: DataLoader(NUMBERS, batch_sampler=[[1, 2]]), {}, "elastic.DataLoader"),
         (lambda: DataLoader(NUMBERS, sampler=SubsetRandomSampler([1])), {}, "SubsetRandom"),
         (lambda: DataLoader(NUMBERS), {"reload_dataloaders_every_n_epochs": 1}, "leave it out"),
-        (
-            lambda: DataLoader(NUMBERS, batch_sampler=ElasticBatchSampler(NUMBERS, 4)),
-            {"accumulate_grad_batches": 2},
-            "micro_batch_size=4",
-        ),
+        (lambda: elastic.DataLoader(NUMBERS, 4, at_once=2), {}, "accumulate_grad_batches"),
     ],
 )
 def test_what_has_no_position_is_refused(
@@ -123,18 +124,18 @@ def test_what_has_no_position_is_refused(
 
 
 def test_the_jobs_batch_counts_before_the_loaders() -> None:
-    assert DataSettings(None, 0, 2, recorded=10).micro_batch(8) == 10
-    assert DataSettings(None, 0, 2).micro_batch(8) == 16
+    assert DataSettings(None, 0, 2, recorded=10).batch(8) == 10
+    assert DataSettings(None, 0, 2).batch(8) == 16
     with pytest.raises(UsageError, match="batches of 10 samples"):
         DataSettings(12, 0, 2, recorded=10)
 
 
 def ready(folder: Path, batch: int = 8, **options: Any) -> ElasticFitLoop:
     """The loop of a trainer whose data are set up: five batches an epoch."""
-    trainer_parts._has_fitted = False
+    fit_job._has_fitted = False
     made = trainer(folder, ElasticStrategy(folder / "job", global_batch=batch), **options)
     module = Line()
-    made._data_connector.attach_data(module, train_dataloaders=loader())
+    made._data_connector.attach_data(module, train_dataloaders=numbers_loader())
     made.state.fn = TrainerFn.FITTING
     made.training = True
     made.strategy.connect(module)
@@ -149,13 +150,15 @@ def advance(loop: ElasticFitLoop, batches: int) -> None:
     """Counts as the loops do, in the middle of the first epoch, after the optimizer."""
     loop.epoch_progress.increment_ready()
     loop.epoch_progress.increment_started()
+    given = iter(loop.train_data.batches)
     for _ in range(batches):
         progress = loop.epoch_loop.batch_progress
         progress.increment_ready()
         progress.increment_started()
         progress.increment_processed()
         progress.increment_completed()
-        loop.train_data.sampler.commit()
+        next(given)
+        loop.train_data.loader.commit()
 
 
 def test_they_come_back_as_they_were(tmp_path: Path) -> None:
@@ -187,7 +190,7 @@ def test_who_joins_takes_the_global_batch_of_the_job(tmp_path: Path) -> None:
     assert newcomer.max_batches == 2
     with pytest.warns(UserWarning, match=r"8 samples.*begun with 20.*global_batch=8"):
         LoopCounters(newcomer).load_state_dict(LoopCounters(job).state_dict())
-    assert newcomer.train_data.sampler.batch_sizes == (8, 8)
+    assert newcomer.train_data.loader.global_batch_size == 8
     assert newcomer.max_batches == len(newcomer.train_data.batches) == 5
     assert newcomer._combined_loader is not None
     assert newcomer._combined_loader.limits == [5]
@@ -205,8 +208,8 @@ def test_a_checkpoint_of_lightnings_in_the_middle_of_an_epoch(tmp_path: Path) ->
     advance(saved, 3)
     loop.load_state_dict(saved.state_dict())
     settle_loaded(loop)
-    sampler = loop.train_data.sampler
-    assert (sampler.epoch, sampler.cursor) == (0, 24)
+    loader = loop.train_data.loader
+    assert (loader.epoch, loader.cursor) == (0, 24)
     assert not loop.restarting
     assert not loop.epoch_loop.owes
 
@@ -222,6 +225,6 @@ def test_a_checkpoint_of_lightnings_at_the_end_of_an_epoch(
         saved.epoch_progress.increment_completed()
     loop.load_state_dict(saved.state_dict())
     settle_loaded(loop)
-    sampler = loop.train_data.sampler
-    assert (sampler.epoch, sampler.cursor) == (1, 0)
+    loader = loop.train_data.loader
+    assert (loader.epoch, loader.cursor) == (1, 0)
     assert loop.epoch_progress.current.completed == 1
