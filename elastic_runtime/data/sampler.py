@@ -344,7 +344,15 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     @property
     def steps_in_epoch(self) -> int:
         """How many steps the whole epoch has that the next one belongs to."""
-        samples = self._left(self.epoch, 0)
+        return self.steps_of(self.epoch)
+
+    def steps_of(self, epoch: int) -> int:
+        """How many steps a whole epoch has.
+
+        Args:
+            epoch: which.
+        """
+        samples = self._left(epoch, 0)
         if self._drop_last:
             samples -= samples % self._micro_batch
         return -(-samples // self._batch)
@@ -414,12 +422,12 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def _pieces(self, samples: int) -> int:
         """How many micro-batches so many samples make."""
         if self._drop_last:
-            return samples // self._micro_batch * self._in_step(self._micro_batch)
+            return samples // self._micro_batch * self.pieces_in(self._micro_batch)
         steps, rest = divmod(samples, self._batch)
-        return steps * self._in_step(self._batch) + self._in_step(rest)
+        return steps * self.pieces_in(self._batch) + self.pieces_in(rest)
 
-    def _in_step(self, samples: int) -> int:
-        """How many of them a step of so many samples has."""
+    def pieces_in(self, samples: int) -> int:
+        """How many pieces a step of so many samples has in the present world."""
         if self.at_once and samples:
             return len(pieces_of(samples, 0, self.place[1], self.at_once))
         return -(-samples // self._micro_batch)

@@ -70,9 +70,7 @@ class FitJob:
                 "script for the next stage"
             )
         _has_fitted = True
-        self.directory = os.fspath(
-            directory or os.path.join(trainer.default_root_dir, _DIRECTORY)
-        )
+        self.directory = os.fspath(directory or os.path.join(trainer.default_root_dir, _DIRECTORY))
         self._trainer, self._settings, self._strategy = trainer, settings, strategy
         self._record = BatchRecord(self.directory, "lightning", "micro_batch")
         recorded = 0 if trainer.fast_dev_run else self._record.batch()

@@ -6,7 +6,6 @@ A trainer brings its own loop, and its own objects that must not be lost. Here t
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.errors import UsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping
 
     from elastic_runtime.trainers.rank_notes import RankNotes
@@ -98,6 +98,7 @@ class TrainerJob:
         self.state: State = elastic.State(shadow=shadow, **parts)
         self.state.lend_to_trainer(notes)
         self._notes, self._settings = notes, settings
+        self._in_place = True
         self._saves = place is not None
         if place is not None:
             self.state.checkpoints(
@@ -113,13 +114,13 @@ class TrainerJob:
             in_place: survivors of a fault go on in their processes.
         """
 
+        self._in_place = in_place
+
         def with_notes(world: World) -> None:
             self._notes.enter(self.state.step)
             train(world)
 
-        elastic.run(
-            with_notes, self.state, in_place=in_place, start_over=self._settings.start_over
-        )
+        elastic.run(with_notes, self.state, in_place=in_place, start_over=self._settings.start_over)
 
     def commit(self) -> None:
         """A step is complete; the round, or this process, may end here.
@@ -128,7 +129,8 @@ class TrainerJob:
             WorldChanged: the round does.
             SystemExit: the job was asked to stop, and has saved.
         """
-        self._notes.note(self.state.step + 1)
+        if self._in_place:
+            self._notes.note(self.state.step + 1)
         self.state.commit()
 
     def save(self) -> None:

@@ -441,7 +441,7 @@ class State:
             notes: what each rank has noted of it, with ``state_dict`` and ``load_state_dict``:
                 those of rank 0 are saved.
         """
-        self._beside["elastic_runtime.notes"] = notes
+        self._beside["_notes"] = notes
         self._schedules = []  # one that follows a commit is stepped again, too
 
     def keep_in_memory(self) -> State:

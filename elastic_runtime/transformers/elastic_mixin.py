@@ -14,7 +14,6 @@ from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.errors import UsageError
 from elastic_runtime.transformers.connection.late_connection import connect, were_made_late
 from elastic_runtime.transformers.elastic_options import ElasticOptions
-from elastic_runtime.transformers.recoveries import GoOnInPlace, StartAgain
 from elastic_runtime.transformers.steps.counted_labels import CountedLabels
 from elastic_runtime.transformers.steps.step_callbacks import CommitsLast, CountsFirst, place_of
 from elastic_runtime.transformers.training_job import TrainingJob, leave_our_loaders_alone
@@ -154,9 +153,7 @@ class ElasticMixin(Trainer):  # type: ignore[misc]  # transformers is not typed 
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
-        options = self._elastic_options
-        job = TrainingJob(self, options, resume_from_checkpoint, ignore_keys_for_eval)
-        job.recovery = GoOnInPlace(job) if options.in_place else StartAgain(job)
+        job = TrainingJob(self, self._elastic_options, resume_from_checkpoint, ignore_keys_for_eval)
         self._elastic_job = job
         try:
             return job.run()

@@ -17,6 +17,7 @@ class Progress:
 
     Attributes:
         owes: what follows the newest step (logs, an evaluation, a save) is not done yet.
+        commits: steps that this process has completed itself.
     """
 
     def __init__(self, trainer: Trainer, data: TrainBatches, frozen: str) -> None:
@@ -32,6 +33,7 @@ class Progress:
         self._frozen = frozen
         self._step = int(trainer.state.global_step)
         self.owes = False
+        self.commits = 0
 
     @property
     def step(self) -> int:
@@ -45,6 +47,7 @@ class Progress:
         commit: then this step counts, and this is where it is completed.
         """
         self._step += 1
+        self.commits += 1
         self._trainer.state.global_step = self._step
         self.owes = True
 

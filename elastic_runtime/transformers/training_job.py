@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import trainer as trainers
 from transformers.utils import logging
 
 import elastic_runtime as elastic
-from elastic_runtime.errors import UsageError
+from elastic_runtime.accelerate import accelerate_world
 from elastic_runtime.trainers.epoch_batches import EpochBatches
+from elastic_runtime.trainers.trainer_job import TrainerJob
 from elastic_runtime.transformers.kept_model import kept_model
 from elastic_runtime.transformers.loop_notes import LoopNotes
 from elastic_runtime.transformers.progress import Progress
@@ -28,27 +29,18 @@ from elastic_runtime.transformers.steps.step_callbacks import begin_at, place_of
 from elastic_runtime.transformers.steps.train_batches import TrainBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from transformers import Trainer
 
     from elastic_runtime.transformers.elastic_options import ElasticOptions
+    from elastic_runtime.worker.world import World
 
 # Of theirs, so that it is shown as their users have chosen.
 logger = logging.get_logger("transformers.elastic")
 
 # Given to a Trainer as the checkpoint that it goes on from, in the middle of an epoch.
 _HERE = "elastic"
-
-
-class JobRecovery(Protocol):
-    """How a job goes on after faults: in place, or from checkpoints."""
-
-    def run(self, train: Callable[[], None]) -> None:
-        """Trains, with as many calls of ``train`` as there are worlds."""
-
-    def commit(self) -> None:
-        """A step is complete; it may not return."""
 
 
 class TrainingJob:
@@ -60,10 +52,7 @@ class TrainingJob:
         progress: how far it is.
         notes: what this rank has noted.
         losses: what the loss of a micro-batch counts.
-        recovery: set before it runs.
     """
-
-    recovery: JobRecovery
 
     def __init__(
         self,
@@ -103,37 +92,21 @@ class TrainingJob:
         self.model, frozen = kept_model(model)
         self.progress = Progress(trainer, self.data, frozen)
         finished = self._record.number("finished")
-        self.notes = LoopNotes(trainer, lambda: self.data.sampler.commits, finished)
+        self.notes = LoopNotes(trainer, lambda: self.progress.commits, finished)
         self.notes.stopped = bool(self._record.number("stopped"))
         self._callbacks = RankZeroCallbacks(trainer)
         self._ignored = ignored_keys
         self._epoch_here = -1  # the newest epoch that on_epoch_begin was called for here
-        self.losses = LossShares(trainer, self.data.sampler)
+        self.losses = LossShares(trainer, self.data.batches)
         self._told = False
         self._start_sums()
-
-    # What it consists of
-
-    def parts(self) -> dict[str, Any]:
-        """What is the same on all ranks and must not be lost, by name.
-
-        Raises:
-            UsageError: a name is taken.
-        """
-        trainer = self.trainer
-        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-        found = {"model": self.model, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
-        if trainer.accelerator.scaler is not None:
-            found["scaler"] = trainer.accelerator.scaler
-        found |= {"sampler": self.data.sampler, "progress": self.progress}
-        if taken := sorted(found.keys() & self.options.parts.keys()):
-            raise UsageError(f"parts= has the name {taken[0]!r}, which is taken; take another one")
-        return found | self.options.parts
-
-    @property
-    def directory(self) -> str:
-        """Where the job's checkpoints are."""
-        return self.options.where(self.trainer.args.output_dir)
+        self._job = TrainerJob(
+            self._parts(),
+            self.notes,
+            options,
+            options.where(args.output_dir),
+            shadow=bool(options.shadow),
+        )
 
     # How it goes
 
@@ -142,10 +115,14 @@ class TrainingJob:
 
         Returns:
             The ``Trainer``'s own result.
+
+        Raises:
+            UsageError: a part of the job cannot be kept.
+            SystemExit: the job was asked to stop, and has saved.
         """
-        trainer = self.trainer
+        trainer, in_place = self.trainer, self.options.in_place
         try:
-            self.recovery.run(self._train)
+            self._job.run(self._in_world if in_place else self._train, in_place=in_place)
         finally:
             trainer.args.gradient_accumulation_steps = self._written
         state = trainer.state
@@ -161,37 +138,48 @@ class TrainingJob:
             self.notes.finished = 0
             if self.trainer.is_world_process_zero():
                 self._record.write(self.data.global_batch, finished=0, stopped=0)
-        self.recovery.commit()
+        self._job.commit()
 
     def count_epochs(self) -> None:
         """Says how far the step that is complete is in its epoch, whatever its micro-batches."""
-        sampler = self.data.sampler
-        done = sampler.cursor // self.data.global_batch + 1
-        self.trainer.state.epoch = sampler.epoch + done / sampler.steps_in_epoch
+        loader = self.data.loader
+        done = loader.cursor // self.data.global_batch + 1
+        self.trainer.state.epoch = loader.epoch + done / len(loader)
 
-    def enter(self, step: int, world_size: int) -> None:
-        """A world begins, and the state of the job is in memory.
-
-        Args:
-            step: of the commit that it goes on from.
-            world_size: how many ranks there are.
-        """
+    def _in_world(self, world: World) -> None:
+        """Trains in a world whose ranks accelerate does not know yet."""
         trainer = self.trainer
-        self.data.enter(world_size)
+        plain = trainer.model_wrapped
+        accelerate_world.enter(world.rank, world.size, world.local_rank)
+        trainer.model_wrapped = _connected(trainer, plain)
+        try:
+            self._train(world)
+        finally:
+            trainer.model_wrapped = plain
+            accelerate_world.stand_alone(world.rank, world.local_rank)
+
+    def _enter(self, world: World) -> None:
+        """A world begins, and the state of the job is in memory."""
+        trainer = self.trainer
+        self.data.batches.enter()
         vars(trainer).pop("_eval_dataloaders", None)  # they are for the ranks of the last world
         if hasattr(trainer.optimizer, "train"):
             trainer.optimizer.train()  # an evaluation may have been interrupted
         trainer.callback_handler.callbacks.sort(key=place_of)
-        self.notes.enter(step)
         self._callbacks.enter()
-        self._tell_batch(world_size)
+        self._tell_batch(world.size)
         trainer.args.gradient_accumulation_steps = self.data.pieces
 
-    def _train(self) -> None:
-        """Trains in one world."""
-        trainer, sampler = self.trainer, self.data.sampler
+    def _train(self, world: World) -> None:
+        """Trains in one world, from wherever the job is to its end, and saves that."""
+        self._enter(world)
+        self._train_epochs()
+        self._job.save()
+
+    def _train_epochs(self) -> None:
+        trainer, loader = self.trainer, self.data.loader
         trainer.model_wrapped.zero_grad()
-        epoch, done = sampler.epoch, sampler.cursor // self.data.global_batch
+        epoch, done = loader.epoch, loader.cursor // self.data.global_batch
         over = False
         if self.notes.finished and self.notes.finished == self.progress.step:
             # All of it was done when the job ended, though perhaps not saved as done.
@@ -199,8 +187,8 @@ class TrainingJob:
             trainer.control.should_training_stop |= self.notes.stopped
             self._tell_finished()
         if self.progress.owes:
-            if sampler.cursor == 0:  # it was the last step of an epoch
-                epoch, done, over = epoch - 1, self._steps_of(epoch - 1), True
+            if loader.cursor == 0:  # it was the last step of an epoch
+                epoch, done, over = epoch - 1, loader.batch_sampler.steps_of(epoch - 1), True
             self._settle(epoch)
             over = over or trainer.control.should_epoch_stop or trainer.control.should_training_stop
         elif trainer.control.should_training_stop or trainer.state.global_step >= self._max_steps:
@@ -213,8 +201,8 @@ class TrainingJob:
             if trainer.control.should_training_stop:
                 break
             epoch, done, over = epoch + 1, 0, False
-            if (sampler.epoch, sampler.cursor) != (epoch, 0):  # a callback has ended it early
-                sampler.epoch, sampler.cursor = epoch, 0
+            if (loader.epoch, loader.cursor) != (epoch, 0):  # a callback has ended it early
+                loader.go_to(epoch)
         self.progress.owes = False
         trainer.store_flos()
 
@@ -238,7 +226,7 @@ class TrainingJob:
             epoch=epoch,
             train_dataloader=self.data.batches,
             steps_in_epoch=done * pieces if over else len(self.data.batches),
-            num_update_steps_per_epoch=done if over else self.data.sampler.steps_in_epoch,
+            num_update_steps_per_epoch=done if over else len(self.data.loader),
             trial=None,
             ignore_keys_for_eval=self._ignored,
             start_time=self.notes.started,
@@ -274,13 +262,15 @@ class TrainingJob:
 
     # Inside
 
-    def _steps_of(self, epoch: int) -> int:
-        """Steps of an epoch that is over."""
-        sampler = self.data.sampler
-        now, sampler.epoch = sampler.epoch, epoch
-        steps = sampler.steps_in_epoch
-        sampler.epoch = now
-        return steps
+    def _parts(self) -> dict[str, Any]:
+        """What is the same on all ranks and must not be lost, by name."""
+        trainer = self.trainer
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        found = {"model": self.model, "optimizer": optimizer, "scheduler": trainer.lr_scheduler}
+        if trainer.accelerator.scaler is not None:
+            found["scaler"] = trainer.accelerator.scaler
+        found |= {"loader": self.data.loader, "progress": self.progress}
+        return self.options.with_parts(found)
 
     def _start_sums(self) -> None:
         """What the ``Trainer`` adds up while it trains."""
@@ -296,9 +286,9 @@ class TrainingJob:
         if self._told or not self.trainer.is_world_process_zero():
             return
         self._told = True
-        whole, micro = self.data.sampler.batch_sizes
+        whole, pieces = self.data.global_batch, self.data.pieces
         workers = "1 worker" if world_size == 1 else f"{world_size} workers"
-        pieces = f", in {self.data.pieces} pieces" if whole > micro else ""
+        cut = f", in {pieces} pieces" if pieces > 1 else ""
         fixed = "that is fixed for this job"
         if self.data.asked_for != whole:
             fixed += f", though its arguments now ask for {self.data.asked_for}"
@@ -306,8 +296,8 @@ class TrainingJob:
             "elastic: a step has %d samples over all workers (now %s, %d at once each%s); %s",
             whole,
             workers,
-            math.ceil(micro / world_size),
-            pieces,
+            math.ceil(math.ceil(whole / world_size) / pieces),
+            cut,
             fixed,
         )
         self._record.write(whole)
@@ -318,7 +308,7 @@ class TrainingJob:
                 "elastic: this job was trained to its end at step %d; what its arguments ask for "
                 "beyond that is trained now. To begin anew, remove %s, or take another directory",
                 self.progress.step,
-                self.directory,
+                self.options.where(self.trainer.args.output_dir),
             )
 
 
@@ -330,3 +320,18 @@ def leave_our_loaders_alone() -> None:
         return loader if isinstance(loader, EpochBatches) else skip(loader, num_batches)
 
     trainers.skip_first_batches = skip_first_batches
+
+
+def _connected(trainer: Any, model: Any) -> Any:
+    """The model in ``DistributedDataParallel``, with the ``Trainer``'s options for it."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    handler = trainer.accelerator.ddp_handler
+    options = handler.to_kwargs() if handler is not None else {}
+    device = trainer.args.device
+    if device.type != "cpu":
+        options |= {"device_ids": [device.index], "output_device": device.index}
+    wrapped = elastic.ddp(model, **options)
+    if handler is not None:
+        handler.register_comm_hook(wrapped)
+    return wrapped

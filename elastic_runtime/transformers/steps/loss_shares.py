@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import Trainer
 
-    from elastic_runtime.data.sampler import ElasticBatchSampler
+    from elastic_runtime.trainers.epoch_batches import EpochBatches
 
 _NO_LABEL = -100  # what transformers leaves out of a loss
 
@@ -36,15 +36,15 @@ class LossShares:
 
     weight = 1.0
 
-    def __init__(self, trainer: Trainer, sampler: ElasticBatchSampler) -> None:
+    def __init__(self, trainer: Trainer, batches: EpochBatches) -> None:
         """Begins a step.
 
         Args:
             trainer: whose losses.
-            sampler: shares out the samples.
+            batches: its training data.
         """
         self._trainer = trainer
-        self._sampler = sampler
+        self._batches = batches
         self._piece = 0
         self._inputs: dict[str, Any] = {}  # of the micro-batch that is under way
         self._labels: CountedLabels | None = None  # how many the step has; None: not watched
@@ -70,9 +70,10 @@ class LossShares:
         """
         if not self._is_step:
             return batches
-        share = self._sampler.share_of_step
+        weights = self._batches.step.weights
         return [
-            batch if share(piece) else _without_labels(batch) for piece, batch in enumerate(batches)
+            batch if weight else _without_labels(batch)
+            for batch, weight in zip(batches, weights, strict=True)
         ]
 
     @contextmanager
@@ -99,17 +100,16 @@ class LossShares:
 
     def decide(self) -> float:
         """What the loss of the micro-batch is multiplied with, once it is known."""
-        trainer, sampler = self._trainer, self._sampler
+        trainer, weights = self._trainer, self._batches.step.weights
         pieces: int = trainer.current_gradient_accumulation_steps
-        share, labels = sampler.share_of_step(self._piece), self._labels
+        share, labels = weights[self._piece], self._labels
         divided = pieces if self._is_divided else 1
         if not share:  # a sample of another rank's
             self.weight = 0.0
         elif labels is None:
             self.weight = 1.0 if self._is_trusted else share * divided
         elif labels.uses:
-            own = sum(sampler.share_of_step(piece) for piece in range(pieces))
-            self.weight = 1.0 if trainer.args.average_tokens_across_devices else own
+            self.weight = 1.0 if trainer.args.average_tokens_across_devices else sum(weights)
         elif trainer.label_smoother is not None:  # in older versions it is a mean over its labels
             ranks: int = trainer.args.world_size
             self.weight = self._own_labels() / max(int(labels.detach()), 1) * ranks * divided

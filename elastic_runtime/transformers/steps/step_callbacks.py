@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger("transformers.elastic")
 
-_POSITION = "elastic_sampler.json"
+_POSITION = "elastic_loader.json"
 
 
 class _OfJob(TrainerCallback):  # type: ignore[misc]  # transformers is not typed here
@@ -60,7 +60,7 @@ class CommitsLast(_OfJob):
         if job is not None and args.should_save:
             folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
             with open(os.path.join(folder, _POSITION), "w") as file:
-                json.dump(job.data.sampler.state_dict(), file)
+                json.dump(job.data.loader.state_dict(), file)
 
 
 def place_of(callback: TrainerCallback) -> int:
@@ -78,7 +78,7 @@ def begin_at(checkpoint: str, state: TrainerState, data: TrainBatches) -> None:
     Args:
         checkpoint: its directory.
         state: what the ``Trainer`` has loaded of it.
-        data: whose sampler goes there.
+        data: whose loader goes there.
 
     Raises:
         UsageError: it was made with other data, in the middle of an epoch.
@@ -89,16 +89,16 @@ def begin_at(checkpoint: str, state: TrainerState, data: TrainBatches) -> None:
     except (OSError, ValueError):
         _begin_near(state, data)
     else:
-        data.sampler.load_state_dict(position)
+        data.loader.load_state_dict(position)
 
 
 def _begin_near(state: TrainerState, data: TrainBatches) -> None:
     """The same for a checkpoint of a plain ``Trainer``, whose samples came in another order."""
-    sampler = data.sampler
+    whole = len(data.loader)
     epoch, part = divmod(state.epoch, 1)
-    steps = round(part * sampler.steps_in_epoch)
-    epoch, steps = int(epoch) + steps // sampler.steps_in_epoch, steps % sampler.steps_in_epoch
-    sampler.epoch, sampler.cursor = epoch, steps * data.global_batch
+    steps = round(part * whole)
+    epoch, steps = int(epoch) + steps // whole, steps % whole
+    data.loader.go_to(epoch, steps * data.global_batch)
     if steps:
         logger.warning(
             "elastic: the checkpoint was made by a Trainer without elastic_runtime, in the middle "

@@ -10,11 +10,11 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import DataLoader as TorchLoader
 from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.trainers.epoch_batches import EpochBatches
@@ -32,7 +32,7 @@ class TrainBatches:
     """Where a ``Trainer`` gets its training data from.
 
     Attributes:
-        sampler: how far the job is.
+        loader: how far the job is.
         batches: what is iterated over.
         global_batch: samples in a step, over all ranks.
         asked_for: what it would be if the job began now.
@@ -52,44 +52,28 @@ class TrainBatches:
         args = trainer.args
         with as_it_is(trainer):
             given = _checked(trainer.get_train_dataloader())
-        self._at_once = args.per_device_train_batch_size
-        size = len(given.dataset)
-        if isinstance(given.batch_sampler, ElasticBatchSampler):
-            self.sampler = given.batch_sampler
-            self.global_batch = self.asked_for = self.sampler.batch_sizes[0]
-            self._at_once = 0  # it says itself how much a rank takes
+        if isinstance(given, DataLoader):
+            self.global_batch = self.asked_for = given.global_batch_size
+            self.batches = EpochBatches(given)
         else:
             self.asked_for = global_batch or _of_all_workers(args)
             self.global_batch = _decided(global_batch, recorded) or self.asked_for
-            order, replacement = _order(given.sampler, size, self.global_batch)
-            if given.drop_last:
-                order, replacement = _whole_batches(order, size, self.global_batch), True
-            seed = args.data_seed if args.data_seed is not None else args.seed
-            self.sampler = ElasticBatchSampler(
-                given.dataset,
-                self.global_batch,
-                seed=seed,
+            order, replacement = _order(given.sampler, len(given.dataset), self.global_batch)
+            self.batches = EpochBatches(
+                given,
+                global_batch_size=self.global_batch,
+                at_once=args.per_device_train_batch_size,
+                seed=args.data_seed if args.data_seed is not None else args.seed,
+                drop_last=given.drop_last,
                 order=order,
                 replacement=replacement,
             )
-        self.batches = EpochBatches(given, self.sampler)
+        self.loader = self.batches.loader
 
     @property
     def pieces(self) -> int:
         """Micro-batches in a step of the present world, but for the last one of an epoch."""
-        whole, micro = self.sampler.batch_sizes
-        return -(-whole // micro)
-
-    def enter(self, world_size: int) -> None:
-        """Other ranks share the batches from now on.
-
-        Args:
-            world_size: how many.
-        """
-        if self._at_once:
-            micro = min(self._at_once * world_size, self.global_batch)
-            self.sampler.batch_sizes = self.global_batch, micro
-        self.batches.enter()
+        return self.loader.batch_sampler.pieces_in(self.global_batch)
 
     def whole_epochs(self, accumulation: int) -> WholeEpoch:
         """What a ``Trainer`` counts its steps from.
@@ -97,7 +81,7 @@ class TrainBatches:
         Args:
             accumulation: micro-batches that it takes for a step.
         """
-        return WholeEpoch(self.batches.dataset, self.sampler.steps_in_epoch * accumulation)
+        return WholeEpoch(self.batches.dataset, len(self.loader) * accumulation)
 
 
 class WholeEpoch:
@@ -135,8 +119,10 @@ def as_it_is(trainer: Trainer) -> Iterator[None]:
         del accelerator.prepare_data_loader
 
 
-def _checked(given: Any) -> DataLoader[Any]:
-    if not isinstance(given, DataLoader):
+def _checked(given: Any) -> TorchLoader[Any] | DataLoader:
+    if isinstance(given, DataLoader):
+        return given
+    if not isinstance(given, TorchLoader):
         raise UsageError(
             f"get_train_dataloader() gives a {type(given).__qualname__}; an elastic Trainer needs "
             "a torch.utils.data.DataLoader, as the position in one order of samples is what is kept"
@@ -146,12 +132,12 @@ def _checked(given: Any) -> DataLoader[Any]:
             "train_dataset is iterable, or has no length: it is not known after a fault which "
             "samples have counted; give a map-style data set (of datasets: without streaming=True)"
         )
-    ours = isinstance(given.batch_sampler, ElasticBatchSampler)
-    if not ours and (type(given.batch_sampler) is not BatchSampler or given.batch_size is None):
+    if type(given.batch_sampler) is not BatchSampler or given.batch_size is None:
         raise UsageError(
             f"the training data come in the order of a {type(given.batch_sampler).__qualname__}, "
             "which is one for the ranks of one world; of train_sampling_strategy= take random, "
-            "sequential or group_by_length, or give an elastic.ElasticBatchSampler as batch_sampler"
+            "sequential or group_by_length, or have get_train_dataloader() give an "
+            "elastic.DataLoader"
         )
     return given
 
@@ -183,21 +169,5 @@ def _order(sampler: Any, size: int, batch: int) -> tuple[Order | None, bool]:
         raise UsageError(
             f"the training data come in the order of a {unknown.args[0]}, which is not known for "
             "other worlds; of train_sampling_strategy= take random, sequential or group_by_length, "
-            "or give an elastic.ElasticBatchSampler as batch_sampler"
+            "or have get_train_dataloader() give an elastic.DataLoader"
         ) from None
-
-
-def _whole_batches(order: Order | None, size: int, batch: int) -> Order:
-    """Leaves out the last samples of an epoch, if they are no whole batch."""
-    if size < batch:
-        raise UsageError(
-            f"dataloader_drop_last leaves nothing of {size} samples with steps of {batch}; take a "
-            "smaller batch, or keep the last one"
-        )
-
-    def whole(epoch: int, rng: torch.Generator) -> Any:
-        drawn = torch.randperm(size, generator=rng) if order is None else order(epoch, rng)
-        every = list(drawn)
-        return every[: len(every) - len(every) % batch]
-
-    return whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import elastic_runtime as elastic
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from tests.integration.trainers.trainer_job import GLOBAL_BATCH, SAMPLES, SEED, TrainerJob
 
 
@@ -19,8 +19,9 @@ class HuggingFaceJob(TrainerJob):
         """What a rank notes of each step: all its micro-batches, each as large as it may be."""
         accumulated = self._kind == "accumulated"
         batch, at_once = (12, 2) if accumulated else (GLOBAL_BATCH, 5)
-        sampler = elastic.ElasticBatchSampler(SAMPLES, batch, seed=SEED, rank=rank, world=size)
-        sampler.batch_sizes = batch, at_once * size
+        sampler = ElasticBatchSampler(
+            SAMPLES, batch, at_once=at_once, seed=SEED, rank=rank, world=size
+        )
         epochs = []
         for epoch in range(30):
             sampler.epoch, sampler.cursor = epoch, 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
+from elastic_runtime.training import run_loop
 from elastic_runtime.transformers import elastic_mixin
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def _many_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tests begin a job each, and a process may only once; accelerate knows of none before."""
     monkeypatch.setattr(elastic_mixin, "_has_trained", False)
+    monkeypatch.setattr(run_loop, "_ran", False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -95,6 +95,7 @@ def test_a_checkpoint_of_the_trainers_own(tmp_path: Path, monkeypatch: pytest.Mo
     first = trainer(tmp_path, ElasticOptions(**RESTARTS), save_strategy="steps", save_steps=4)
     first.train()
     monkeypatch.setattr("elastic_runtime.transformers.elastic_mixin._has_trained", False)
+    monkeypatch.setattr("elastic_runtime.training.run_loop._ran", False)
     second = trainer(tmp_path, ElasticOptions(tmp_path / "new", **RESTARTS))
     result = second.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
     assert result.global_step == 9
@@ -102,9 +103,7 @@ def test_a_checkpoint_of_the_trainers_own(tmp_path: Path, monkeypatch: pytest.Mo
         assert value.allclose(second.model.state_dict()[name], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options", [{"every": "often"}, {"global_batch": 0}, {"snapshot_every": "x"}]
-)
+@pytest.mark.parametrize("options", [{"every": "often"}, {"global_batch": 0}, {"snapshots": "x"}])
 def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ElasticOptions(**options)

@@ -62,6 +62,7 @@ class Ends(TrainerCallback):
 def again(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: Ends, **options: Any) -> Any:
     """The next start of a job, which is saved at each step."""
     monkeypatch.setattr("elastic_runtime.transformers.elastic_mixin._has_trained", False)
+    monkeypatch.setattr("elastic_runtime.training.run_loop._ran", False)
     saved = ElasticOptions(global_batch=8, in_place=False, every="1 steps")
     made = trainer(
         folder, saved, callbacks=[ends], eval_dataset=Numbers(), eval_strategy="epoch", **options
@@ -144,6 +145,7 @@ def test_a_step_is_the_same_in_any_pieces(
     ends = []
     for at_once in (10, 4, 3):
         monkeypatch.setattr("elastic_runtime.transformers.elastic_mixin._has_trained", False)
+        monkeypatch.setattr("elastic_runtime.training.run_loop._ran", False)
         torch.manual_seed(1)
         named = {**options, "model": options["model"]()}
         saved = ElasticOptions(global_batch=10, in_place=False, every="1h")

@@ -196,7 +196,7 @@ class Observer(TrainerCallback):
                 self.notes.say("died", world, step=state.global_step)
                 os.kill(os.getpid(), signal.SIGKILL)
             self.trainer.accelerator.wait_for_everyone()
-        epoch = self.trainer._elastic_job.data.sampler.epoch
+        epoch = self.trainer._elastic_job.data.loader.epoch
         self.made = (world, state.global_step, epoch, self.trainer.indices)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import ChainDataset, DataLoader, SubsetRandomSampler, WeightedRandomSampler
 from transformers import TrainerCallback, TrainerState
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
+import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.transformers import ElasticOptions, ElasticTrainer
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def samples(data: TrainBatches, rank: int = 0, world: int = 1) -> list[list[int]]:
-    """What a rank takes at once, from where the sampler is to the end of the epoch."""
-    data.enter(world)
-    data.sampler._place = rank, world
+    """What a rank takes at once, from where the loader is to the end of the epoch."""
+    data.loader.batch_sampler._place = rank, world
+    data.loader.go_to(0)
     return [(batch["inputs"][:, 0] * 24).round().int().tolist() for batch in data.batches]
 
 
@@ -52,8 +52,9 @@ def test_with_fewer_ranks_a_step_has_more_pieces(tmp_path: Path, world: int) -> 
     assert pieces == [len(data.batches)] * world
     taken = [i for at in range(pieces[0]) for rank in ranks for i in rank[at]]
     assert sorted(set(taken)) == list(range(24))
-    assert taken[:10] == alone[0][:10]
-    assert data.sampler.steps_in_epoch == 3
+    first = [i for rank in ranks for piece in rank[: data.pieces] for i in piece]
+    assert first == alone[0][:10]
+    assert len(data.loader) == 3
     assert len(data.whole_epochs(4)) == 12
 
 
@@ -79,7 +80,6 @@ def test_long_ones_come_together(tmp_path: Path) -> None:
     made = trainer(tmp_path, train_sampling_strategy="group_by_length", **options)
     made.data_collator = lambda rows: {"lengths": [len(row["input_ids"]) for row in rows]}
     data = TrainBatches(made, 4, 0)
-    data.enter(1)
     first = [batch["lengths"] for batch in data.batches]
     assert sorted(n for lengths in first for n in lengths) == sorted(list(range(1, 7)) * 4)
     assert all(lengths == sorted(lengths, reverse=True) for lengths in first[1:])
@@ -88,7 +88,7 @@ def test_long_ones_come_together(tmp_path: Path) -> None:
 def test_the_last_step_is_left_out_if_it_is_not_whole(tmp_path: Path) -> None:
     made = trainer(tmp_path, dataloader_drop_last=True)
     data = TrainBatches(made, 7, 0)
-    assert data.sampler.steps_in_epoch == 3
+    assert len(data.loader) == 3
     for world in (1, 2):
         data = TrainBatches(made, 7, 0)
         taken = [i for rank in range(world) for b in samples(data, rank, world) for i in b]
@@ -100,9 +100,9 @@ def test_the_last_step_is_left_out_if_it_is_not_whole(tmp_path: Path) -> None:
 class Own(ElasticTrainer):
     """A user's trainer with a loader of its own."""
 
-    loader: DataLoader[Any]
+    loader: Any
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> Any:
         return self.loader
 
 
@@ -113,12 +113,10 @@ def test_a_loader_of_the_users(tmp_path: Path) -> None:
     taken = samples(TrainBatches(made, 4, 0))
     assert sum(map(len, taken)) == 12
     assert {i for batch in taken for i in batch} <= set(range(20, 24))
-    sampler = ElasticBatchSampler(Numbers(), 6, micro_batch_size=3)
-    made.loader = DataLoader(Numbers(), batch_sampler=sampler)
+    own = elastic.DataLoader(Numbers(), 6, at_once=3)
+    made.loader = own
     data = TrainBatches(made, 0, 0)
-    assert (data.sampler, data.global_batch) == (sampler, 6)
-    data.enter(2)
-    assert data.pieces == 2
+    assert (data.loader, data.global_batch, data.pieces) == (own, 6, 2)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +162,11 @@ def test_a_job_goes_on_exactly_where_a_checkpoint_was_made(tmp_path: Path) -> No
     saved = ElasticOptions(global_batch=8, in_place=False, every="1h")
     trainer(tmp_path, saved, save_strategy="steps", save_steps=4).train()
     checkpoint = tmp_path / "out" / "checkpoint-4"
-    position = json.loads((checkpoint / "elastic_sampler.json").read_text())
+    position = json.loads((checkpoint / "elastic_loader.json").read_text())
     assert (position["epoch"], position["cursor"]) == (1, 8)
     begun = data(tmp_path)
     begin_at(str(checkpoint), TrainerState(epoch=0.5), begun)
-    assert (begun.sampler.epoch, begun.sampler.cursor) == (1, 8)
+    assert (begun.loader.epoch, begun.loader.cursor) == (1, 8)
     with pytest.raises(UsageError, match="of a data set of 24 samples, this one has 30"):
         begin_at(str(checkpoint), TrainerState(), data(tmp_path, train_dataset=Numbers(30)))
 
@@ -185,5 +183,5 @@ def test_a_checkpoint_of_a_plain_trainer_has_no_exact_place(
 ) -> None:
     begun = data(tmp_path)
     begin_at(str(tmp_path), TrainerState(epoch=epoch), begun)
-    assert (begun.sampler.epoch, begun.sampler.cursor) == place
+    assert (begun.loader.epoch, begun.loader.cursor) == place
     assert caplog.text.count("in another order") == warns
