@@ -1,9 +1,8 @@
-"""Hugging Face's Accelerate on elastic-run: loops of one's own, in place or from checkpoints.
+"""Hugging Face's Accelerate on elastic-run: loops of one's own, in place or by restarts.
 
 =============================================  ==================================================
 ``fresh_accelerator(…)``                       an ``Accelerator`` that goes on in another world
-``fresh_accelerator(in_place=False, …)``       the same for a script that starts again from a
-                                               checkpoint: without ``elastic.run``
+``fresh_accelerator(in_place=False, …)``       the same for ``elastic.run(…, in_place=False)``
 =============================================  ==================================================
 
 docs/accelerate.md is for those who use it; how it works is in docs/architecture.md.

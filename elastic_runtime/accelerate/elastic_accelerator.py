@@ -18,28 +18,27 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DDPCommunicationHookType
 from torch.utils.data import DataLoader
 
+import elastic_runtime as elastic
 from elastic_runtime.accelerate import accelerate_world
-from elastic_runtime.accelerate.prepared_loaders import OtherLoader, TrainingLoader
+from elastic_runtime.accelerate.evaluation_loader import EvaluationLoader
 from elastic_runtime.accelerate.refusals import (
+    ACCUMULATES,
     COMM_HOOK,
-    DIFFERENT_LOADERS,
     LOADS_IN_TRAIN,
     NO_POSITION,
     OTHER_SETTINGS,
     check_evaluates,
     check_in_place,
-    pieces_of,
 )
-from elastic_runtime.accelerate.uneven_gather import gather_rows, gather_shares, shares_of
+from elastic_runtime.accelerate.uneven_gather import gather_rows
 from elastic_runtime.accelerate.world_follower import WorldFollower
-from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.data.second_split import SKIPS
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.groups.kept_ddp import ddp
 from elastic_runtime.worker.round_breaks import use_breaks
 
-_LOADERS = (DataLoader, TrainingLoader, OtherLoader)
+_LOADERS = (DataLoader, EvaluationLoader)
 _PLAIN = (str, int, float, bool, type(None))
 
 _made: ElasticAccelerator | None = None
@@ -54,13 +53,16 @@ def fresh_accelerator(*, in_place: bool = True, **settings: Any) -> ElasticAccel
 
     Example::
 
+        loader = elastic.DataLoader(data, global_batch_size=64)
         accelerator = fresh_accelerator(mixed_precision="bf16")
-        model, optim, loader = accelerator.prepare(model, optim, elastic.loader(data, sampler))
-        state = elastic.State(model=model, optim=optim, sampler=sampler)
+        model, optim = accelerator.prepare(model, optim)
+        state = elastic.State(model=model, optim=optim, loader=loader)
 
         def train(world):
-            for inputs, targets in loader:
-                accelerator.backward(criterion(model(inputs), targets))
+            for step in loader.steps(epochs=10):
+                for inputs, targets in step:
+                    loss = criterion(model(inputs), targets)
+                    accelerator.backward(loss * step.weight)
                 optim.step()
                 optim.zero_grad()
                 state.commit()
@@ -69,7 +71,7 @@ def fresh_accelerator(*, in_place: bool = True, **settings: Any) -> ElasticAccel
 
     Args:
         in_place: ``elastic.run`` connects the ranks, again after each change. False: they are
-            connected now, for a script that starts again from a ``Checkpointer`` after a fault.
+            connected now, for ``elastic.run(…, in_place=False)`` or ``state.resumed()``.
         **settings: of ``Accelerator``.
 
     Raises:
@@ -104,7 +106,7 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
             UsageError: settings are for what does not go on in place, or ranks are connected.
         """
         self.goes_on_in_place = in_place
-        self._loaders: weakref.WeakSet[TrainingLoader | OtherLoader] = weakref.WeakSet()
+        self._loaders: weakref.WeakSet[EvaluationLoader] = weakref.WeakSet()
         self._kept: dict[int, tuple[Any, Any]] = {}  # what was prepared, and what it became
         self._of_world: list[Any] = []  # loaders that train() has prepared
         self._trackers_wanted: tuple[Any, ...] | None = None  # and not made yet
@@ -115,7 +117,8 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
             self._make_alone(settings)
         else:
             super().__init__(**settings)
-        self._steps_asked = self.gradient_state.num_steps
+        if self.gradient_state.num_steps != 1:
+            raise UsageError(ACCUMULATES)
 
     def _make_alone(self, settings: dict[str, Any]) -> None:
         check_in_place(settings)
@@ -141,9 +144,10 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As accelerate's; what was prepared before is given again.
 
+        A loader of ours needs no preparation, and is given back as it is.
+
         Raises:
-            UsageError: a loader has no position that a job could go on from, or its micro-batches
-                do not fit ``gradient_accumulation_steps``.
+            UsageError: a loader could only be one for training, and is not ours.
         """
         # A loader of ours is no DataLoader any more, and accelerate leaves it alone.
         given = [
@@ -155,7 +159,7 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
     def prepare_data_loader(
         self, data_loader: Any, device_placement: bool | None = None, **options: Any
     ) -> Any:
-        """A loader with our sampler gives this rank its shares; others are shared out.
+        """A loader for evaluations, which is shared out in each world anew.
 
         Raises:
             UsageError: see ``prepare``.
@@ -163,23 +167,15 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         known = self._known(data_loader)
         if known is not None:
             return known
-        sampler = getattr(data_loader, "batch_sampler", None)
-        if isinstance(sampler, ElasticBatchSampler):
-            steps = pieces_of(sampler, self._steps_asked)
-            self.gradient_state.plugin_kwargs["num_steps"] = steps
-            on_device = self.device_placement if device_placement is None else device_placement
-            device = self.device if on_device else None
-            made: Any = TrainingLoader(data_loader, sampler, device, non_blocking=self.non_blocking)
-        else:
-            check_evaluates(data_loader)
-            share_out = super().prepare_data_loader
+        check_evaluates(data_loader)
+        share_out = super().prepare_data_loader
 
-            def shared_out(loader: Any) -> Any:
-                shared = share_out(loader, device_placement, **options)
-                self._dataloaders.remove(shared)  # accelerate would keep those of all worlds
-                return shared
+        def shared_out(loader: Any) -> Any:
+            shared = share_out(loader, device_placement, **options)
+            self._dataloaders.remove(shared)  # accelerate would keep those of all worlds
+            return shared
 
-            made = OtherLoader(data_loader, shared_out)
+        made = EvaluationLoader(data_loader, shared_out)
         self._keep(data_loader, made)
         self._loaders.add(made)
         self._dataloaders.append(made)
@@ -233,59 +229,21 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
     # What a step consists of
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
-        """The loss is the mean over this micro-batch; it counts as much as that has samples.
-
-        So the gradient is the mean over all samples of the step, in whichever world.
+        """As accelerate's; the loss is one that ``step.weight`` was multiplied with.
 
         Raises:
-            UsageError: the samples come from a loader that has no position, or from several that
-                do not count alike.
+            UsageError: the samples come from a loader that has no position.
         """
         active = self.gradient_state.active_dataloader
-        if any(isinstance(one, OtherLoader) and one.gives(active) for one in self._loaders):
+        if any(one.gives(active) for one in self._loaders):
             raise UsageError(NO_POSITION)
-        if isinstance(active, TrainingLoader):
-            self._check_alike()
-            weight = active.weight * self.gradient_state.num_steps
-            loss = loss if weight == 1.0 else loss * weight
         super().backward(loss, **options)
-
-    def _check_alike(self) -> None:
-        """Nobody knows which loader's samples a loss is about."""
-        under_way = self.gradient_state.dataloader_references
-        counts = {
-            (one.samples, one.sampler.batch_sizes, one.ends_step)
-            for one in under_way
-            if isinstance(one, TrainingLoader)
-        }
-        if len(counts) > 1:
-            raise UsageError(DIFFERENT_LOADERS)
-
-    def _do_sync(self) -> None:
-        loader = self.gradient_state.active_dataloader
-        if isinstance(loader, TrainingLoader):
-            self.gradient_state._set_sync_gradients(loader.ends_step)
-        else:
-            super()._do_sync()
 
     def gather(self, tensor: Any) -> Any:
         """As accelerate's; of training data, too, of which ranks may have unequal shares."""
-        loader = self.gradient_state.active_dataloader
-        if isinstance(loader, TrainingLoader) and loader.samples % self.num_processes:
+        if self.gradient_state.active_dataloader is None:
             return gather_rows(tensor, self.num_processes)
         return super().gather(tensor)
-
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As accelerate's; of training data, too.
-
-        Raises:
-            UsageError: a tensor has another number of rows than this rank has samples.
-        """
-        loader = self.gradient_state.active_dataloader
-        if not isinstance(loader, TrainingLoader):
-            return super().gather_for_metrics(input_data, use_gather_object)
-        shares = shares_of(loader.samples, self.num_processes)
-        return gather_shares(input_data, shares, self.process_index, as_objects=use_gather_object)
 
     # What is not needed
 
@@ -293,11 +251,11 @@ class ElasticAccelerator(Accelerator):  # type: ignore[misc]  # accelerate has n
         """As accelerate's, for evaluations.
 
         Raises:
-            UsageError: the loader's sampler is ours, and begins where the job is.
+            UsageError: it is a loader of ours, which begins where the job is.
         """
-        if isinstance(dataloader, TrainingLoader):
+        if isinstance(dataloader, elastic.DataLoader):
             raise UsageError(SKIPS)
-        if isinstance(dataloader, OtherLoader):
+        if isinstance(dataloader, EvaluationLoader):
             dataloader = dataloader.of_rank()
         return super().skip_first_batches(dataloader, num_batches)
 

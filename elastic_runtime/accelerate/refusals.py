@@ -14,8 +14,6 @@ from elastic_runtime.worker.context import context
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_runtime.data.sampler import ElasticBatchSampler
-
 # What accelerate takes from its launcher, or from an argument.
 _NOT_IN_PLACE = {
     "ACCELERATE_USE_DEEPSPEED": ("deepspeed_plugin", "deepspeed_plugins"),
@@ -24,19 +22,20 @@ _NOT_IN_PLACE = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("parallelism_config", "torch_tp_plugin"),
 }
 _REMEDY = (
-    "take elastic.loader(data, sampler, …) with sampler = elastic.ElasticBatchSampler(data, "
-    "batch_size=…), the samples of a step over all ranks, and give the State the sampler"
+    "train with elastic.DataLoader(data, global_batch_size=…), the samples of a step over all "
+    "ranks, which needs no prepare(), and give it to the State"
 )
 NO_POSITION = (
-    "backward() on samples of a loader without an ElasticBatchSampler: after a change of the world "
-    f"nobody knows which of them have counted; {_REMEDY}"
+    "backward() on samples of a loader that was prepared for evaluations: after a change of the "
+    f"world nobody knows which of them have counted; {_REMEDY}"
 )
-DIFFERENT_LOADERS = (
-    "two training loaders are iterated over at once, and their batches do not count alike in a "
-    "step; give both samplers the same batch_size and micro_batch_size, and data of one length"
+ACCUMULATES = (
+    "gradient_accumulation_steps= counts micro-batches of one world, and divides the loss by them; "
+    "leave it out: elastic.DataLoader(…, at_once=8) cuts a step as each world needs it, and "
+    "step.weight is what a piece counts"
 )
 LOADS_IN_TRAIN = (
-    "load_state() inside of train(world): the job goes on from its State and its Checkpointer; to "
+    "load_state() inside of train(world): the job goes on from its State; to "
     "begin with what accelerate has saved call it before elastic.run"
 )
 COMM_HOOK = (
@@ -72,7 +71,7 @@ def check_in_place(settings: Mapping[str, Any]) -> None:
         if asked:
             raise UsageError(
                 f"{asked[0]} does not go on in place; call fresh_accelerator(in_place=False, …) "
-                "and let the job start again from a Checkpointer, without elastic.run"
+                "and elastic.run(train, state, in_place=False)"
             )
 
 
@@ -89,8 +88,8 @@ def check_evaluates(loader: Any) -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
             "accelerator.prepare() got a loader of an IterableDataset, whose samples have no "
-            "numbers; for training take elastic.loader(dataset, batch_size=…, at_least_once=True), "
-            "which needs no prepare(); for an evaluation take a map-style data set"
+            "numbers; for training take elastic.ShardedStream, which needs no prepare(); for an "
+            "evaluation take a map-style data set"
         )
     if not isinstance(sampler, SequentialSampler):
         kind = type(sampler).__name__
@@ -98,27 +97,3 @@ def check_evaluates(loader: Any) -> None:
             f"accelerator.prepare() got a loader with a {kind}, which cannot go on in another "
             f"world; {_REMEDY}. A loader for an evaluation must not shuffle"
         )
-
-
-def pieces_of(sampler: ElasticBatchSampler, asked: int) -> int:
-    """How many micro-batches a step has.
-
-    Args:
-        sampler: decides it.
-        asked: ``gradient_accumulation_steps`` of the settings.
-
-    Raises:
-        UsageError: the settings say otherwise.
-    """
-    whole, micro = sampler.batch_sizes
-    pieces = -(-whole // micro)
-    if asked not in (1, pieces):
-        fits = f"batch_size={whole}, micro_batch_size={whole // asked}"
-        remedy = f", or with {fits} for steps of {whole}" if whole % asked == 0 else ""
-        raise UsageError(
-            f"gradient_accumulation_steps={asked}, and the sampler gives the {whole} samples of a "
-            f"step in {pieces}; both sizes are over all ranks: for micro-batches of {micro} write "
-            f"ElasticBatchSampler(data, batch_size={micro * asked}, micro_batch_size={micro})"
-            f"{remedy}"
-        )
-    return pieces

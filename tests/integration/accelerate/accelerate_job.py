@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-import elastic_runtime as elastic
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from tests.integration.trainers.trainer_job import GLOBAL_BATCH, SAMPLES, SEED, TrainerJob
 
 
@@ -17,17 +17,16 @@ class AccelerateJob(TrainerJob):
 
     def shares_of(self, rank: int, size: int) -> list[list[list[int]]]:
         """What a rank notes of each step: all its micro-batches."""
-        batch, micro = (12, 4) if self._kind == "accumulated" else (GLOBAL_BATCH, GLOBAL_BATCH)
-        place = {"rank": rank, "world": size}
-        sampler = elastic.ElasticBatchSampler(
-            SAMPLES, batch, micro_batch_size=micro, seed=SEED, **place
+        batch, at_once = (12, 2) if self._kind == "accumulated" else (GLOBAL_BATCH, None)
+        sampler = ElasticBatchSampler(
+            SAMPLES, batch, at_once=at_once, seed=SEED, rank=rank, world=size
         )
         epochs = []
         for epoch in range(30):
             sampler.epoch, sampler.cursor = epoch, 0
             left, steps = iter(sampler), []
             for step in range(-(-SAMPLES // batch)):
-                pieces = -(-min(batch, SAMPLES - step * batch) // micro)
+                pieces = sampler.pieces_in(min(batch, SAMPLES - step * batch))
                 steps.append([index for _ in range(pieces) for index in next(left)])
             epochs.append(steps)
         return epochs

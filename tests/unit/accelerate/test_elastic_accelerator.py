@@ -13,12 +13,17 @@ import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
-from accelerate.utils import DDPCommunicationHookType, ProjectConfiguration
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+)
 from torch import nn
 from torch.utils.data import ChainDataset, DataLoader
 
+import elastic_runtime as elastic
 from elastic_runtime.accelerate import ElasticAccelerator, accelerate_world, fresh_accelerator
-from elastic_runtime.accelerate.prepared_loaders import TrainingLoader
+from elastic_runtime.accelerate.evaluation_loader import EvaluationLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.groups.kept_ddp import KeptDDP
@@ -43,22 +48,28 @@ def test_each_call_gives_the_same() -> None:
 
 
 def test_what_was_prepared_is_given_again() -> None:
-    model, optim, _, loader = parts()
+    model, optim = parts()
     schedule = torch.optim.lr_scheduler.StepLR(optim, 1)
+    held = DataLoader(DATA, batch_size=5)
     accelerator = fresh_accelerator(mixed_precision="bf16")
-    made = accelerator.prepare(model, optim, schedule, loader)
+    made = accelerator.prepare(model, optim, schedule, held)
     forward = model.forward
-    for given in ((model, optim, schedule, loader), made):
+    for given in ((model, optim, schedule, held), made):
         again = accelerator.prepare(*given)
         assert all(one is other for one, other in zip(again, made, strict=True))
     assert model.forward is forward or model.forward == forward  # no autocast in another one
-    assert isinstance(made[0], KeptDDP) and isinstance(made[3], TrainingLoader)
+    assert isinstance(made[0], KeptDDP) and isinstance(made[3], EvaluationLoader)
     assert len(accelerator._models) == len(accelerator._dataloaders) == 1
     assert accelerator.unwrap_model(made[0]) is model
 
 
+def test_a_loader_of_ours_needs_no_preparation() -> None:
+    loader = elastic.DataLoader(DATA, 8)
+    assert fresh_accelerator().prepare(loader) is loader
+
+
 def test_a_schedule_steps_once_a_step_in_any_world() -> None:
-    model, optim, _, _ = parts()
+    model, optim = parts()
     schedule = torch.optim.lr_scheduler.StepLR(optim, 1, gamma=0.5)
     accelerator = fresh_accelerator()
     _, stepper, stepped = accelerator.prepare(model, optim, schedule)
@@ -68,41 +79,32 @@ def test_a_schedule_steps_once_a_step_in_any_world() -> None:
     assert stepped.get_last_lr() == [0.05]
 
 
-@pytest.mark.parametrize("micro", [None, 3])
+@pytest.mark.parametrize("at_once", [None, 3])
 def test_a_gradient_is_that_of_the_whole_batch(
-    accelerator: ElasticAccelerator, micro: int | None
+    accelerator: ElasticAccelerator, at_once: int | None
 ) -> None:
-    model, optim, sampler, loader = parts(batch=8 if micro is None else 9, micro=micro)
-    parallel, stepper, batches = accelerator.prepare(model, optim, loader)
-    seen, gradients = [], []
-    for inputs in batches:
-        seen.append(inputs)
-        with accelerator.accumulate(parallel):
-            accelerator.backward((parallel(inputs) - 1).square().mean())
-            if accelerator.sync_gradients:
-                own, model.weight.grad = model.weight.grad, None
-                (model(torch.cat(seen)) - 1).square().mean().backward()
-                gradients.append((own.item(), model.weight.grad.item()))
-            stepper.step()
-            stepper.zero_grad()
-        if accelerator.sync_gradients:
-            sampler.commit()
-            seen = []
-    assert len(gradients) == 3
-    for own, whole in gradients:
-        assert own == pytest.approx(whole, abs=1e-6)
-
-
-def test_settings_for_accumulation_follow_from_the_sampler() -> None:
-    _, _, _, loader = parts(batch=8, micro=2)
-    accelerator = fresh_accelerator()
-    accelerator.prepare(loader)
-    assert accelerator.gradient_accumulation_steps == 4
+    model, optim = parts()
+    parallel, stepper = accelerator.prepare(model, optim)
+    count = 0
+    for step in elastic.DataLoader(DATA, 8, at_once=at_once).steps(epochs=1):
+        seen = []
+        for inputs in step:
+            seen.append(inputs)
+            loss = (parallel(inputs) - 1).square().mean()
+            accelerator.backward(loss * step.weight)
+        assert accelerator.sync_gradients
+        own, model.weight.grad = model.weight.grad, None
+        (model(torch.cat(seen)) - 1).square().mean().backward()
+        assert own.item() == pytest.approx(model.weight.grad.item(), abs=1e-6)
+        stepper.step()
+        stepper.zero_grad()
+        count += 1
+    assert count == 3
 
 
 def test_settings_of_ddp_reach_it() -> None:
     settings = DistributedDataParallelKwargs(find_unused_parameters=True, bucket_cap_mb=3)
-    model, _, _, _ = parts()
+    model, _ = parts()
     made = fresh_accelerator(kwargs_handlers=[settings]).prepare(model)
     assert made._elastic_options["find_unused_parameters"] is True
     assert made._elastic_options["bucket_cap_mb"] == 3
@@ -184,42 +186,37 @@ def test_what_accelerate_counts_is_no_other_setting(tmp_path: Any) -> None:
         fresh_accelerator(in_place=False)
 
 
-def test_the_order_of_loaders_decides_nothing() -> None:
-    accelerator = fresh_accelerator()
-    for micro in (None, 2, None):
-        accelerator.prepare(parts(batch=8, micro=micro)[3])
-
-
 def test_an_evaluation_that_is_left_early_is_over(accelerator: ElasticAccelerator) -> None:
-    training, held = accelerator.prepare(parts()[3], DataLoader(DATA, batch_size=5))
-    for _ in training:
-        for _ in held:
-            break
-        accelerator.backward(torch.ones((), requires_grad=True))
+    for _ in accelerator.prepare(DataLoader(DATA, batch_size=5)):
         break
+    accelerator.backward(torch.ones((), requires_grad=True))
     assert accelerator.gradient_state.active_dataloader is None
 
 
 def test_nothing_is_skipped_of_training_data_and_of_others_a_ranks_own(
     accelerator: ElasticAccelerator,
 ) -> None:
-    training, held = accelerator.prepare(parts()[3], DataLoader(DATA, batch_size=5))
+    held = accelerator.prepare(DataLoader(DATA, batch_size=5))
     with pytest.raises(UsageError, match="begins where the job is"):
-        accelerator.skip_first_batches(training, 1)
+        accelerator.skip_first_batches(elastic.DataLoader(DATA, 8), 1)
     assert len(list(accelerator.skip_first_batches(held, 1))) == 3
 
 
 def test_device_placement_of_another_length_is_accelerates_to_refuse() -> None:
-    model, optim, _, loader = parts()
     with pytest.raises(ValueError, match="device_placement"):
-        fresh_accelerator().prepare(model, optim, loader, device_placement=[True])
+        fresh_accelerator().prepare(*parts(), device_placement=[True])
 
 
-def test_other_settings_for_accumulation_are_refused() -> None:
-    _, _, _, loader = parts(batch=8)
-    accelerator = fresh_accelerator(gradient_accumulation_steps=4)
-    with pytest.raises(UsageError, match=r"batch_size=32, micro_batch_size=8"):
-        accelerator.prepare(loader)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 4},
+        {"gradient_accumulation_plugin": GradientAccumulationPlugin(num_steps=2)},
+    ],
+)
+def test_settings_for_accumulation_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="at_once=8"):
+        fresh_accelerator(**settings)
 
 
 def test_loaders_without_a_position_are_refused() -> None:
@@ -231,7 +228,7 @@ def test_loaders_without_a_position_are_refused() -> None:
 
 
 def test_nothing_is_trained_from_a_loader_for_evaluations(accelerator: ElasticAccelerator) -> None:
-    model, optim, _, _ = parts()
+    model, optim = parts()
     parallel, _, held = accelerator.prepare(model, optim, DataLoader(DATA, batch_size=5))
     with pytest.raises(UsageError, match="nobody knows which of them have counted"):
         for inputs in held:
@@ -266,25 +263,14 @@ def test_ranks_that_are_connected_already_are_refused(connect: Connect) -> None:
 
 def test_a_communication_hook_is_refused() -> None:
     hook = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
-    model, _, _, _ = parts()
+    model, _ = parts()
     with pytest.raises(UsageError, match="belongs to the ranks of one world"):
         fresh_accelerator(kwargs_handlers=[hook]).prepare(model)
 
 
-def test_two_loaders_at_once_must_count_alike(accelerator: ElasticAccelerator) -> None:
-    one, same = (accelerator.prepare(parts(batch=8)[3]) for _ in range(2))
-    other = accelerator.prepare(parts(batch=10)[3])
-    for _ in zip(one, same, strict=True):
-        accelerator.backward(torch.ones((), requires_grad=True))
-        break
-    with pytest.raises(UsageError, match="do not count alike"):
-        for _ in zip(one, other, strict=False):
-            accelerator.backward(torch.ones((), requires_grad=True))
-
-
 def test_a_state_of_accelerates_is_loaded_before_the_run(tmp_path: Any) -> None:
     accelerator = fresh_accelerator()
-    accelerator.prepare(*parts()[:2])
+    accelerator.prepare(*parts())
     accelerator.save_state(str(tmp_path / "saved"))
     accelerator.load_state(str(tmp_path / "saved"))
     with context().running_in_place(), pytest.raises(UsageError, match=r"before elastic\.run"):
@@ -320,12 +306,12 @@ def test_after_the_run_nothing_waits_for_others(connect: Connect) -> None:
 
 def test_loaders_that_train_makes_are_forgotten_with_its_world() -> None:
     accelerator = fresh_accelerator()
-    _, _, _, outside = parts()
+    outside = DataLoader(DATA, batch_size=5)
     kept = accelerator.prepare(outside)
     for _ in range(3):
         end_break(0, 1)
         with context().running_in_place():
-            _, _, _, inside = parts()
+            inside = DataLoader(DATA, batch_size=5)
             gone = weakref.ref(inside)
             made = accelerator.prepare(inside, DataLoader(DATA, batch_size=5))
             assert len(accelerator._dataloaders) == 3
