@@ -93,6 +93,10 @@ class CheckpointUsageError(CheckpointError, UsageError):
     """A directory, an entry or a setting cannot be used as asked; trying again is of no use."""
 
 
+class NoCheckpoint(CheckpointUsageError):
+    """There is none, or none of the step that was asked for."""
+
+
 class CheckpointFailed(CheckpointError):
     """A state could not be saved or loaded, for a reason that may pass. Nothing is lost by it.
 

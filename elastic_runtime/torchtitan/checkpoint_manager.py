@@ -1,12 +1,13 @@
-"""A checkpoint manager of torchtitan's that saves with our ``Checkpointer``.
+"""A checkpoint manager of torchtitan's that saves what a ``State`` of ours holds.
 
-torchtitan calls ``save`` after each step, and each call is a step of the checkpointer: there all
-ranks agree on a save, take a snapshot, or leave. Our checkpoints are in ``elastic`` below
+torchtitan calls ``save`` after each step, and each call is a commit: there all ranks agree on a
+save, take a snapshot, or leave. Our checkpoints are in ``elastic`` below
 torchtitan's own folder, which is read when there is none of ours, and gets what is exported.
 """
 
 # No ``from __future__ import annotations``: what reads the command line looks at the types.
-import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,10 @@ from torchtitan.components.checkpointer.dcp import CheckpointManager
 from torchtitan.tools import filesystem
 from torchtitan.tools.logging import logger
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+import elastic_runtime
 from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.checkpoint.storage.retention import parse_retention
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import NoCheckpoint, UsageError
 from elastic_runtime.torchtitan.elastic_trainer import ElasticMixin
 from elastic_runtime.torchtitan.model_parts import ModelParts, OptimizerParts
 from elastic_runtime.torchtitan.sharing_loader import ElasticDataLoader
@@ -43,7 +44,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
         """How often to save: "5m", "500 steps", or both, "500 steps, 5m", whichever comes first.
         Left out: every `interval` steps."""
 
-        snapshot_every: str = "30s"
+        snapshots: str = "30s"
         """How often to take a snapshot into the memory of the nodes, from which a job goes on
         after a fault if it is newer than the last save; "" for none."""
 
@@ -54,7 +55,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
         def __post_init__(self) -> None:
             CheckpointManager.Config.__post_init__(self)
             parse_every(self.every or None)
-            parse_every(self.snapshot_every or None, "snapshot_every")
+            parse_every(self.snapshots or None, "snapshots")
             parse_retention(self.keep_latest_k or None, self.keep_every or None)
 
     def __init__(self, config: Any, *, states: dict[str, Any], **given: Any) -> None:
@@ -69,7 +70,6 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             UsageError: the trainer or its loader is not one of ours.
             CheckpointUsageError: a setting cannot be used.
         """
-        self._has_stepped = False
         trainer, loader = states["train_state"], given["dataloader"]
         if not isinstance(trainer, ElasticMixin) or not isinstance(loader, ElasticDataLoader):
             raise UsageError(
@@ -96,12 +96,14 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             "progress": self._progress,
             "dataloader": loader,
         }
+        self._begins_at = 0  # steps that torchtitan's own checkpoint has
         self._place = filesystem.join(self.folder, FOLDER)
-        self._ours = Checkpointer(
+        # torchtitan seeds by the place of a rank in the present layout.
+        self._state = elastic_runtime.State(generators=False, **entries)
+        self._state.checkpoints(
             self._place,
-            entries,
             every=config.every or f"{config.interval} steps",
-            snapshot_every=config.snapshot_every or None,
+            snapshots=config.snapshots or None,
             keep=config.keep_latest_k or None,
             keep_every=config.keep_every or None,
         )
@@ -109,12 +111,28 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
     def __del__(self) -> None:
         """Nothing: torchtitan's would close it, which saves, wherever the program is."""
 
+    def run(self, train: Callable[[], None]) -> None:
+        """Trains: from what is saved, and saving it.
+
+        Args:
+            train: torchtitan's own training.
+
+        Raises:
+            SystemExit: the job was asked to stop, and has saved.
+        """
+        if not self.enable or self.load_only:
+            train()
+        else:
+            elastic_runtime.run(lambda world: train(), self._state, in_place=False)
+
     def _load(self, step: int = -1) -> bool:
-        found = self._ours.resume()
         if self.load_only:
-            self._ours.close()  # nobody counts steps, and this process can simply be stopped
+            with suppress(NoCheckpoint):
+                elastic_runtime.load(self._place, self._state)
+        found = self._state.step  # run() has loaded it
         if not found:
             loaded = self._load_theirs(step)
+            self._state.resumed_at(0)  # of it nothing is saved before a step follows
             self._trainer.plan_steps()
             return loaded
         self._set_rates()
@@ -147,7 +165,7 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
         loaded = bool(super()._load(step))
         if reached := self._trainer.step:
             self._progress.begin_at(reached, self._trainer.ntokens_seen)
-            self._ours.steps = reached
+            self._begins_at = reached
             logger.warning(
                 f"elastic: the job goes on from torchtitan's own checkpoint of step {reached}; it "
                 "has no position of the data that another world could use, so these begin anew"
@@ -159,12 +177,13 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
             return bool(super()._save(curr_step, last_step))
         if self.load_only:
             return False
-        self._has_stepped = True
-        self._ours.step()
+        if self._begins_at:
+            self._state.resumed_at(self._begins_at)
+            self._begins_at = 0
+        self._state.commit()
         if last_step or (curr_step == 1 and self.enable_first_step_checkpoint):
-            self._ours.save()
+            self._state.save(sync=last_step)
         if last_step:
-            self._ours.wait()
             self._export(curr_step)
         return True
 
@@ -181,11 +200,3 @@ class ElasticCheckpointManager(CheckpointManager):  # type: ignore[misc]  # torc
         dist.barrier()
         if not complete:
             self._save_last_step(step)
-
-    def _close(self) -> None:
-        if self._has_stepped and sys.exc_info()[0] is None:
-            # Where the data ended early, the last step is not saved yet.
-            self._ours.save()
-            self._ours.close()
-            self._has_stepped = False
-        super()._close()

@@ -23,7 +23,7 @@ def elastic(config: Any, **checkpoint: Any) -> Any:
         def my_config():
             config = llama3_8b()
             config.training.global_batch_size = 64
-            return elastic(config, every="5m", snapshot_every="30s")
+            return elastic(config, every="5m", snapshots="30s")
 
     Args:
         config: of torchtitan's ``Trainer`` or a subclass of it; it is not changed.

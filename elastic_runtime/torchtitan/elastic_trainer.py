@@ -85,6 +85,14 @@ class ElasticMixin(_Base):  # type: ignore[misc,valid-type]  # torchtitan has no
         training.global_batch_size = -(-self.global_batch // here) * here
         return dims
 
+    def train(self) -> None:
+        """Trains to the end, from wherever the job is.
+
+        Raises:
+            SystemExit: the job was asked to stop, and has saved.
+        """
+        self.checkpointer.run(super().train)
+
     def plan_steps(self) -> None:
         """Shares out the sequences of a step; to be called before the first one.
 

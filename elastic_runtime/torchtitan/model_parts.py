@@ -89,6 +89,10 @@ class OptimizerParts(torch.optim.Optimizer):  # type: ignore[misc]
         # Not that of the base class: this one has no parameters of its own.
         self._optimizers = tuple(optimizers)
 
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """Of each of them; the hook is called with that."""
+        return [one.register_step_pre_hook(hook) for one in self._optimizers]
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """One group of all parameters, without settings."""

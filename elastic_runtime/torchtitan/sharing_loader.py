@@ -53,7 +53,7 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         dp_world_size: int,
         dp_rank: int,
         local_batch_size: int,
-        snapshot_every_n_steps: int | None = None,
+        snapshots_n_steps: int | None = None,
         **runtime: Any,
     ) -> None:
         """Begins with the first sequence of each stream; reads nothing yet.
@@ -62,7 +62,7 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
             config: of the loader whose data set is read, and ``streams``.
             dp_world_size, dp_rank: the data-parallel ranks.
             local_batch_size: sequences in what it gives at once.
-            snapshot_every_n_steps: of torchtitan's; each position is known here.
+            snapshots_n_steps: of torchtitan's; each position is known here.
             **runtime: for the loader whose data set is read, such as its tokenizer.
         """
         self._config, self._runtime = config, runtime
@@ -122,7 +122,7 @@ class ElasticDataLoader(BaseDataLoader, InPieces):  # type: ignore[misc]  # torc
         if self._taken:
             self._positions |= self._taken.popleft()
 
-    # As an entry of a ``Checkpointer``
+    # As a part of a ``State``
 
     def own_pieces(self) -> dict[str, Any]:
         """The positions of the streams that this rank reads, by number."""

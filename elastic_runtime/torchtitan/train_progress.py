@@ -1,4 +1,4 @@
-"""How far a ``Trainer`` of torchtitan's is, as an entry of the checkpointer."""
+"""How far a ``Trainer`` of torchtitan's is, as a part of the State."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from elastic_runtime.checkpoint.save.save_timetable import parse_limit
 from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.retention import parse_retention
-from elastic_runtime.errors import CheckpointUsageError, DamagedCheckpoint
+from elastic_runtime.errors import CheckpointUsageError, DamagedCheckpoint, NoCheckpoint
 from elastic_runtime.worker.peers import Peers
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def load(
         The step at which it was saved, which is that of the State now.
 
     Raises:
-        CheckpointUsageError: there is no such checkpoint, or it does not fit.
+        NoCheckpoint: there is none, or none of that step.
+        CheckpointUsageError: it does not fit.
         DamagedCheckpoint: it is not what was written; without ``step`` there is none that is.
     """
     storage = open_storage(place)
@@ -110,7 +111,7 @@ def load(
     if not wanted:
         there = ", ".join(str(one.step) for one in whole) or "none"
         what = "a checkpoint" if step is None else f"a checkpoint of step {step}"
-        raise CheckpointUsageError(f"there is not {what} in {storage.where}; steps there: {there}")
+        raise NoCheckpoint(f"there is not {what} in {storage.where}; steps there: {there}")
     entries = Entries(state.saved_objects())
     entries.add_values(state.saved_values())
     damage: DamagedCheckpoint | None = None

@@ -584,6 +584,7 @@ class State:
     def resumed_at(self, step: int) -> None:
         """Its objects have the content of this step, which was saved."""
         self._step = step
+        self._forget_step()  # some loads have optimizers make an empty one
 
     @contextmanager
     def _doing(self, name: str) -> Iterator[None]:

@@ -128,9 +128,15 @@ class ReplicaCheck:
         }
         if len(set(peers.gather(_digest(list(named.values()))))) == 1:
             return
-        mine = [self._seen.get(id(parameter)) for parameter in named.values()]
-        for name, *values in zip(named, *peers.gather(mine), strict=True):
-            if differ := _far_apart(values):
+        mine = {name: self._seen.get(id(parameter)) for name, parameter in named.items()}
+        ranks: list[dict[str, list[float] | None]] = peers.gather(mine)
+        for name in dict.fromkeys(name for each in ranks for name in each):
+            lacking = next((rank for rank, each in enumerate(ranks) if name not in each), None)
+            if lacking is not None:
+                if self._parts:
+                    raise UsageError(f"rank {lacking} has no {name}; {REMEDY}")
+                continue  # a stage of a pipeline: ranks hold different layers
+            if differ := _far_apart([each[name] for each in ranks]):
                 one, other = differ
                 raise UsageError(
                     f"{name} has other gradients on rank {other} than on rank {one}, and other "

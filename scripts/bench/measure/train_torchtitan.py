@@ -122,7 +122,7 @@ def small() -> Trainer.Config:
 
 def made_elastic() -> Trainer.Config:
     """The same job, elastic."""
-    return elastic(small(), snapshot_every="")
+    return elastic(small(), snapshots="")
 
 
 if __name__ == "__main__":

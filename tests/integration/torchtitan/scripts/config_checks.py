@@ -94,7 +94,7 @@ def check_what_is_given_is_left_alone() -> None:
 def check_settings_that_cannot_be() -> None:
     with pytest.raises(UsageError, match=r"no evry; it has .*every"):
         elastic(llama3_debugmodel(), evry="5m")
-    for name in ("every", "keep_every", "snapshot_every"):
+    for name in ("every", "keep_every", "snapshots"):
         with pytest.raises(CheckpointUsageError, match=f"{name}='often'"):
             elastic(llama3_debugmodel(), **{name: "often"})
     with pytest.raises(UsageError, match="not a Config"):
