@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
 
 from elastic_runtime.data.kept_loader import KeptLoader
+from elastic_runtime.data.outlook import earlier_shares
 from elastic_runtime.data.sample_seeds import generator
 from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
@@ -157,6 +158,23 @@ class DataLoader(GivesSteps):
         """
         self.forget_walk()
         self.batch_sampler.epoch, self.batch_sampler.cursor = epoch, cursor
+
+    def keep_shares(self, epoch: int, cursor: int, place: tuple[int, int]) -> None:
+        """Gives this rank its shares of an earlier world up to where others are already.
+
+        Args:
+            epoch, cursor: that position; one that is passed ends it.
+            place: the rank of that world, and how many ranks it had.
+        """
+        sampler = self.batch_sampler
+        here, until = (self.epoch, self.cursor), (epoch, cursor)
+        sampler.earlier = earlier_shares(
+            sampler.earlier, here, until, place, sampler.batch_sizes, sampler.at_once
+        )
+
+    def share_alike(self) -> None:
+        """Takes this rank's shares of the present world only."""
+        self.batch_sampler.earlier = ()
 
     @property
     def place(self) -> tuple[int, int]:

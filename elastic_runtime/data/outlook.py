@@ -49,6 +49,7 @@ def earlier_shares(
     until: tuple[int, int],
     place: tuple[int, int],
     sizes: tuple[int, int],
+    at_once: int = 0,
 ) -> tuple[Stretch, ...]:
     """Whose shares a rank takes until it is where another one was when the world changed.
 
@@ -60,9 +61,10 @@ def earlier_shares(
         until: those of the rank that was furthest.
         place: its rank in the world that is over, and how many ranks that had.
         sizes: of a global batch and of a micro-batch, in that world.
+        at_once: how many samples a rank holds at a time; 0: all of its share.
     """
     within = (replace(one, until=min(one.until, until)) for one in known)
     left = tuple(one for one in within if here < one.until)
     if (left[-1].until if left else here) < until:
-        left = (*left, Stretch(until, *place, *sizes))
+        left = (*left, Stretch(until, *place, *sizes, at_once))
     return left

@@ -126,13 +126,7 @@ class TrainingStep:
     def weights(self) -> list[float]:
         """What ``weight`` is for each piece, for loops that take them all before the first one."""
         self.weighed = True
-        counted = max(1, sum(self._own)) if self._source.trains_alone else self.samples
-        return [own * self._ranks / counted for own in self._own]
-
-    @property
-    def _ranks(self) -> int:
-        """Over how many ranks gradients are averaged."""
-        return 1 if self._source.trains_alone else self._world
+        return [own * self._world / self.samples for own in self._own]
 
     def backward(self, loss: torch.Tensor, reduction: str = "mean") -> None:
         """Computes gradients of the present piece, so that it counts as much as it has samples.
@@ -155,11 +149,15 @@ class TrainingStep:
             raise UsageError(f"reduction={reduction!r} is not understood; give 'mean' or 'sum'")
         factor = self.weight
         if reduction == "sum":
-            factor = float(self._ranks) if self._own[self._present()] else 0.0
+            ranks = 1.0 if self._source.trains_alone else float(self._world)
+            factor = ranks if self._own[self._present()] else 0.0
         (loss * factor).backward()
 
     def total(self, count: Callable[[Any], float]) -> float:
         """The sum of a number over all pieces of the step, on all ranks; all of them must ask.
+
+        Under ``DiLoCo`` and ``LocalSGD``, where ranks do not meet in a step, it is over the pieces
+        of this rank.
 
         Example::
 

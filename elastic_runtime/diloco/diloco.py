@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elastic_runtime.data.outlook import earlier_shares
-from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.diloco.early_sync import Vote
 from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
@@ -32,7 +31,6 @@ from elastic_runtime.worker.state.state_parts import moves
 from elastic_runtime.worker.world import TrainsAlone
 
 if TYPE_CHECKING:
-    from elastic_runtime.data.outlook import Stretch
     from elastic_runtime.diloco.hand_over import Image
     from elastic_runtime.training.state import State
     from elastic_runtime.worker.peers import GlooGroups
@@ -51,13 +49,13 @@ class DiLoCo(TrainsAlone):
         replica = copy.deepcopy(model)      # what this rank trains
         inner = torch.optim.AdamW(replica.parameters(), lr=4e-4)
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-        state = elastic.State(model=model, outer=outer, sampler=sampler)
+        state = elastic.State(model=model, outer=outer, loader=loader)
         diloco = elastic.DiLoCo(state, replica, inner=inner, outer=outer, sync_every=500)
 
         def train(world):
-            for inputs, targets in loader:
-                loss = criterion(replica(inputs), targets)
-                ...
+            for step in loader.steps(epochs=10):
+                for inputs, targets in step:
+                    step.backward(criterion(replica(inputs), targets))
                 inner.step()
                 diloco.step()       # every 500th time all ranks come together, and commit
 
@@ -80,7 +78,7 @@ class DiLoCo(TrainsAlone):
         """Makes the replica a copy of the common model when training begins.
 
         Args:
-            state: holds the common model, the outer optimizer, samplers, counters, and schedulers
+            state: holds the common model, the outer optimizer, loaders, counters, and schedulers
                 of the inner optimizer. It is committed at syncs, and by this object only.
             replica: the model that this rank trains, on any device; not wrapped by DDP.
             inner: trains the replica.
@@ -128,6 +126,7 @@ class DiLoCo(TrainsAlone):
         self._calls = 0  # of step()
         self._unsaid = self._optimized = 0  # steps of the inner optimizer: since step(); ever
         self._looked = False  # for a wrapper of the replica
+        inner.register_step_pre_hook(self._before_inner)
         inner.register_step_post_hook(self._stepped)
         self._early: int | None = None  # the inner step of a sync before it is due
         self._whole = False  # the next sync is of all fragments
@@ -180,6 +179,8 @@ class DiLoCo(TrainsAlone):
         if not self._looked:
             self._looked = True
             refuse_ddp(type(self).__name__, self._replica.module)
+        for loader in self._state._loaders():
+            loader.before_commit(optimized=True)
         for part in stateful(self._state):
             part.commit()
         context().report_inner(self._state.step, self.inner_steps)
@@ -250,6 +251,10 @@ class DiLoCo(TrainsAlone):
             self._act()
 
     # Inside
+
+    def _before_inner(self, *_: object) -> None:
+        for loader in self._state._loaders():
+            loader.before_optimizer()
 
     def _stepped(self, *_: object) -> None:
         if len(self._inner.param_groups) != self._groups:
@@ -343,7 +348,7 @@ class DiLoCo(TrainsAlone):
         self._standing = replace(self._standing, after=after + 1, schedule=synced, told=False)
         self._early, self._whole = None, False
         self._left = None  # its values are those of the commit
-        self._take_shares(())
+        self._share_alike()
 
     def _hand_over(self, peers: Peers, meeting: Meeting) -> Image | None:
         """Gives new ranks the inner optimizer's state, and all ranks the values of the furthest.
@@ -369,7 +374,7 @@ class DiLoCo(TrainsAlone):
         if values is not None:
             OwnValues.load_image(self._state, *values)
         self._standing = Standing(self._state.step, meeting.schedule, meeting.told)
-        self._take_shares(())
+        self._share_alike()
 
     def _go_on(self, meeting: Meeting, values: Image | None) -> None:
         """Goes on with what this rank has trained alone."""
@@ -377,38 +382,31 @@ class DiLoCo(TrainsAlone):
             self._left.put_back(self._state)
         schedule = self._standing.schedule
         if values is None or schedule.position == meeting.schedule.position:
-            self._take_shares(())
+            self._share_alike()
             return
         moving = [part for part in stateful(self._state) if moves(part.owner)]
-        if all(isinstance(part.owner, ElasticBatchSampler) for part in moving):
+        if all(isinstance(part.owner, DataLoader) for part in moving):
             self._catch_up(values)
             return
         # Other data come in one order for all ranks: what is behind the furthest is left out, and
         # so are the counts of it.
         OwnValues.load_image(self._state, *values)
         self._standing = replace(self._standing, schedule=meeting.schedule)
-        self._take_shares(())
+        self._share_alike()
 
     def _catch_up(self, values: Image) -> None:
         """Trains up to where the furthest rank is with the shares of the world that is over."""
         assert self._trained_as is not None
         parts = OwnValues.decoded(*values)
         for part in stateful(self._state):
-            sampler = part.owner
-            if isinstance(sampler, ElasticBatchSampler):
+            if isinstance(part.owner, DataLoader):
                 there = parts[part.name]
-                sampler.earlier = earlier_shares(
-                    sampler.earlier,
-                    (sampler.epoch, sampler.cursor),
-                    (there["epoch"], there["cursor"]),
-                    self._trained_as,
-                    sampler.batch_sizes,
-                )
+                part.owner.keep_shares(there["epoch"], there["cursor"], self._trained_as)
 
-    def _take_shares(self, earlier: tuple[Stretch, ...]) -> None:
+    def _share_alike(self) -> None:
         for part in stateful(self._state):
-            if isinstance(part.owner, ElasticBatchSampler):
-                part.owner.earlier = earlier
+            if isinstance(part.owner, DataLoader):
+                part.owner.share_alike()
 
     def _tell(self, meeting: Meeting) -> None:
         """Says once what was kept, if there was anything to lose."""
@@ -429,7 +427,7 @@ class LocalSGD(DiLoCo):
 
     Example::
 
-        state = elastic.State(model=model, sampler=sampler)
+        state = elastic.State(model=model, loader=loader)
         local_sgd = elastic.LocalSGD(state, replica, inner=inner, sync_every=8)
     """
 

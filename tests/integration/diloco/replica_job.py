@@ -66,21 +66,14 @@ class Work:
                 self.state, self.replica, inner=self.inner, outer=outer, **rhythm
             )
         self.state.made = 0
-        self.ckpt = None
         if kind.get("saves"):
-            parts = {**self.state.parts, "inner": self.inner}
-            self.ckpt = elastic.Checkpointer(folder / "saved", parts, every="100ms", keep=2)
+            self.state.checkpoints(folder / "saved", every="100ms", keep=2)
 
     def _data(self, kind: dict[str, Any]) -> Any:
         if kind.get("stream"):
             pattern = str(self.folder / "*.jsonl")
-            stream = elastic.ShardedStream(pattern, batch_size=BATCH, decode=read)
-            self.batches: Any = stream
-            return stream
-        size = kind.get("size", BATCH * 300)
-        sampler = elastic.ElasticBatchSampler(size, batch_size=BATCH, seed=1)
-        self.batches = elastic.loader(Numbered(size), sampler)
-        return sampler
+            return elastic.ShardedStream(pattern, batch_size=BATCH, decode=read)
+        return elastic.DataLoader(Numbered(kind.get("size", BATCH * 300)), BATCH, seed=1)
 
     def note(self, what: str, **fields: Any) -> None:
         """Notes what has happened, in a line that outlives this process."""
@@ -97,17 +90,18 @@ class Work:
         at = self.diloco.inner_steps
         self.note("enter", **self._where(), round=world.round, rank=world.rank, size=world.size,
                   at_inner=at)  # fmt: skip
-        while self.data.epoch < 1:
-            for numbers, points, labels in self.batches:
-                self._step(numbers.tolist(), points, labels)
+        for step in self.data.steps(epochs=1):
+            numbers: list[int] = []
+            for these, points, labels in step:
+                numbers += these.tolist()
+                step.backward(nn.functional.cross_entropy(self.replica(points), labels))
+            self._end_step(numbers)
         self.diloco.sync()
         self.note("end", **self._where(), sum=self._sum(), finite=self._finite())
 
-    def _step(self, numbers: list[int], points: torch.Tensor, labels: torch.Tensor) -> None:
-        loss = nn.functional.cross_entropy(self.replica(points), labels)
-        self.inner.zero_grad()
-        loss.backward()
+    def _end_step(self, numbers: list[int]) -> None:
         self.inner.step()
+        self.inner.zero_grad()
         time.sleep(self.seconds * (6 if self.ordered("slow") else 1))
         if self.ordered("hang"):
             time.sleep(3600)
@@ -150,7 +144,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     work = Work(args.folder, json.loads(args.kind), args.seconds)
-    elastic.run(work.train, work.state, work.ckpt)
+    elastic.run(work.train, work.state)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
-from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ProgressFile
 from elastic_runtime.worker.context import context
@@ -32,6 +32,7 @@ from tests.unit.diloco.small_net import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from elastic_runtime.worker.world import World
@@ -245,18 +246,20 @@ def test_a_training_that_has_diverged_on_all_ranks_ends() -> None:
 def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int, str]:
     """What a rank says of itself after each inner step, and after a last sync."""
     launcher = Launcher()
-    sampler = ElasticBatchSampler(64, 2)
-    job = Job(parts={"sampler": sampler}, sync_every=4, fragments=fragments)
+    loader = DataLoader(range(64), 2)
+    job = Job(parts={"loader": loader}, sync_every=4, fragments=fragments)
     # In place of the file that an agent makes.
     context()._progress = published = ProgressFile("")
     found: list[Any] = []
     ends: list[int] = []
 
     def train(world: World) -> str:
+        given = loader.steps()
         for _ in range(steps):
+            next(given)
             synced = job.step(world)
             inner = job.diloco.inner_steps
-            found.append((synced, inner, published.kept[1], job.state.step, sampler.cursor))
+            found.append((synced, inner, published.kept[1], job.state.step, loader.cursor))
         said = repr(job.diloco)
         for _ in range(2):
             job.diloco.sync()
@@ -267,7 +270,7 @@ def progress(steps: int, fragments: int = 1) -> tuple[list[Any], list[int], int,
     return found, ends, job.diloco.inner_steps, said
 
 
-def test_a_rank_counts_its_inner_steps_and_samplers_move_with_them() -> None:
+def test_a_rank_counts_its_inner_steps_and_loaders_move_with_them() -> None:
     found = [
         (False, 1, 1, 0, 2),
         (False, 2, 2, 0, 4),
@@ -290,6 +293,47 @@ def test_a_last_sync_is_one_step_of_all_fragments_that_were_trained_since_their_
 
 
 # What is refused
+
+
+def loop_of(loss: Callable[[Any, Any], None], *, early: bool = False) -> Any:
+    """One step of two pieces with this backward pass, and the inner optimizer in it."""
+    launcher = Launcher()
+    loader = DataLoader(torch.randn(64, 3), 4, at_once=1)
+    job = Job(parts={"loader": loader}, sync_every=4)
+
+    def train(world: World) -> None:
+        for step in loader.steps(steps=2):
+            for inputs in step:
+                loss(step, job.replica(inputs).square().mean())
+                if early:
+                    job.inner.step()
+            job.inner.step()
+            job.diloco.step()
+
+    launcher.run(train, job.state)
+
+
+def by_hand(step: Any, loss: torch.Tensor) -> None:
+    loss.backward()
+
+
+def weighed(step: Any, loss: torch.Tensor) -> None:
+    step.backward(loss)
+
+
+def test_a_loop_that_does_not_weigh_its_pieces_is_refused() -> None:
+    outcomes = run_ranks(2, loop_of, by_hand)
+    assert "gradients of step 1 were not weighed" in outcomes[0].text
+    assert values(run_ranks(2, loop_of, weighed)) == [None, None]
+
+
+def early_loop() -> None:
+    loop_of(weighed, early=True)
+
+
+def test_an_inner_optimizer_before_the_last_piece_is_refused() -> None:
+    outcomes = run_ranks(2, early_loop)
+    assert "after piece 1 of 2" in outcomes[0].text
 
 
 def alone(**options: Any) -> Any:

@@ -10,11 +10,14 @@ from unittest import mock
 import pytest
 import torch
 
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from tests.ranks import run_ranks, values
 from tests.unit.diloco.small_net import Job, Launcher, row
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elastic_runtime.worker.world import World
 
 EVERY = 6
@@ -24,7 +27,7 @@ class Broken(Exception):
     """The world is over."""
 
 
-def snapshot(job: Job, sampler: ElasticBatchSampler | None = None) -> dict[str, Any]:
+def snapshot(job: Job, loader: DataLoader | None = None) -> dict[str, Any]:
     """Where a rank is, and what it has."""
     bias = job.inner.state.get(job.replica[0].bias)
     found = {
@@ -35,9 +38,9 @@ def snapshot(job: Job, sampler: ElasticBatchSampler | None = None) -> dict[str, 
         "seen": job.state.seen,
         "momentum": bias["exp_avg"].tolist() if bias else None,
     }
-    if sampler is not None:
-        found["cursor"] = sampler.cursor
-        found["shares"] = list(sampler)
+    if loader is not None:
+        found["cursor"] = loader.cursor
+        found["shares"] = list(loader.batch_sampler)
     return found
 
 
@@ -46,7 +49,7 @@ def regrouped(made: tuple[int, ...], sampled: bool, **options: Any) -> tuple[dic
 
     Args:
         made: by each of the first ranks; there is one rank more in the second world.
-        sampled: with a sampler in the State.
+        sampled: with a loader in the State.
         **options: of ``DiLoCo``.
 
     Returns:
@@ -55,27 +58,31 @@ def regrouped(made: tuple[int, ...], sampled: bool, **options: Any) -> tuple[dic
     """
     launcher = Launcher(worlds=2)
     rank, first = int(os.environ["RANK"]), len(made)
-    sampler = ElasticBatchSampler(600, 12, seed=1)
-    job = Job(parts={"sampler": sampler} if sampled else {}, sync_every=EVERY, **options)
+    loader = DataLoader(range(600), 12, seed=1)
+    job = Job(parts={"loader": loader} if sampled else {}, sync_every=EVERY, **options)
     job.state.seen = 0
     before: dict[str, Any] = {}
     begins: list[dict[str, Any]] = []
 
-    def step(world: World) -> bool:
+    def step(world: World, steps: Iterator[Any]) -> bool:
+        if sampled:
+            next(steps)
         job.state.seen += 1
         return job.step(world)
 
     def first_world(world: World) -> None:
-        while not step(world):
+        steps = loader.steps()
+        while not step(world, steps):
             pass
         for _ in range(made[world.rank]):
-            step(world)
-        before.update(snapshot(job, sampler if sampled else None))
+            step(world, steps)
+        before.update(snapshot(job, loader if sampled else None))
         raise Broken
 
     def second_world(world: World) -> dict[str, Any]:
-        begins.append(snapshot(job, sampler if sampled else None))
-        while not step(world):
+        begins.append(snapshot(job, loader if sampled else None))
+        steps = loader.steps()
+        while not step(world, steps):
             pass
         return snapshot(job)
 

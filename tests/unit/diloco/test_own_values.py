@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.diloco import hand_over
 from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
@@ -40,10 +40,10 @@ class Work:
     def __init__(self, steps: int = 0) -> None:
         self.model = nn.Linear(2, 2)
         self.optim = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
+        self.loader = DataLoader(range(64), 4)
         self.statistics = Statistics()
         self.state = State(
-            model=self.model, optim=self.optim, sampler=self.sampler, statistics=self.statistics
+            model=self.model, optim=self.optim, loader=self.loader, statistics=self.statistics
         ).keep_in_memory()
         self.state.seen = 0
         self.state.history = []
@@ -52,7 +52,8 @@ class Work:
 
     def step(self) -> None:
         """Changes all of it, and the models too."""
-        self.sampler.commit()
+        next(self.loader.steps())
+        self.loader.commit()
         self.statistics.losses += 1.0
         self.state.seen += 4
         self.state.history.append(self.state.seen)
@@ -63,7 +64,7 @@ class Work:
     def position(self) -> tuple[int, float, int, list[int]]:
         """Where it is."""
         losses = self.statistics.losses[0].item()
-        return self.sampler.cursor, losses, self.state.seen, list(self.state.history)
+        return self.loader.cursor, losses, self.state.seen, list(self.state.history)
 
 
 def sent(values: OwnValues) -> tuple[dict[str, Any], list[torch.Tensor]]:
@@ -128,14 +129,14 @@ def test_hyperparameters_of_optimizers_are_put_back_and_given_away() -> None:
 def test_an_image_is_told_apart_by_the_names_of_its_parts() -> None:
     meta, tensors = sent(OwnValues(Work(steps=3).state))
     parts = OwnValues.decoded(meta, tensors)
-    assert parts["sampler"]["cursor"] == 12
+    assert parts["loader"]["cursor"] == 12
     assert parts["statistics"]["of"] == [1, (2, 3)]
     assert parts["statistics"]["losses"].tolist() == [3.0] * 3
     assert meta["tensors"] == [["float32", [3], "cpu"]]
 
 
 def test_models_and_optimizers_are_none_of_the_stateful_parts() -> None:
-    assert [part.name for part in stateful(Work().state)] == ["sampler", "statistics"]
+    assert [part.name for part in stateful(Work().state)] == ["loader", "statistics"]
 
 
 # What new ranks are given: real processes, real gloo
@@ -217,18 +218,19 @@ def test_a_rank_with_other_parameters_refuses() -> None:
 def told(root: int) -> tuple[int, list[int], list[float]]:
     """What this rank has after one has told its values to all."""
     rank = dist.get_rank()
-    sampler = ElasticBatchSampler(64, 4, rank=rank, world=3)
-    state = State(sampler=sampler).keep_in_memory()
+    loader = DataLoader(range(64), 4)
+    state = State(loader=loader).keep_in_memory()
     state.seen, state.losses = [], torch.zeros(40)
     for step in range(rank + 1):
-        sampler.commit()
+        next(loader.steps())
+        loader.commit()
         state.seen.append(step)
         state.losses += 1.0
     image = OwnValues(state).image() if rank == root else None
     with small_messages():
         image = tell_all(transfer_group(Peers()), image, root)
     OwnValues.load_image(state, *image)
-    return sampler.cursor, state.seen, state.losses.tolist()
+    return loader.cursor, state.seen, state.losses.tolist()
 
 
 def test_all_ranks_get_the_values_of_one() -> None:
