@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_runtime.agent.launch import launch as launch
     from elastic_runtime.checkpoint.checkpointer import Checkpointer as Checkpointer
-    from elastic_runtime.checkpoint.entries.per_rank_values import (
-        GlobalGenerators as GlobalGenerators,
-    )
     from elastic_runtime.checkpoint.entries.per_rank_values import PerRank as PerRank
     from elastic_runtime.config import Endpoint as Endpoint
     from elastic_runtime.config import Entry as Entry
     from elastic_runtime.config import JobConfig as JobConfig
     from elastic_runtime.data.data_loader import DataLoader as DataLoader
-    from elastic_runtime.data.loader import loader as loader
     from elastic_runtime.data.sample_seeds import sample_rng as sample_rng
-    from elastic_runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
     from elastic_runtime.data.sharded.sharded_stream import ShardedStream as ShardedStream
     from elastic_runtime.diloco.diloco import DiLoCo as DiLoCo
     from elastic_runtime.diloco.diloco import LocalSGD as LocalSGD
@@ -41,10 +36,8 @@ _WHERE = {
     "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
     "DataLoader": "elastic_runtime.data.data_loader",
     "DiLoCo": "elastic_runtime.diloco.diloco",
-    "ElasticBatchSampler": "elastic_runtime.data.sampler",
     "Endpoint": "elastic_runtime.config",
     "Entry": "elastic_runtime.config",
-    "GlobalGenerators": "elastic_runtime.checkpoint.entries.per_rank_values",
     "JobConfig": "elastic_runtime.config",
     "LocalSGD": "elastic_runtime.diloco.diloco",
     "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
@@ -55,7 +48,6 @@ _WHERE = {
     "ddp": "elastic_runtime.worker.groups.kept_ddp",
     "launch": "elastic_runtime.agent.launch",
     "load": "elastic_runtime.training.checkpoints",
-    "loader": "elastic_runtime.data.loader",
     "run": "elastic_runtime.training.run",
     "sample_rng": "elastic_runtime.data.sample_seeds",
 }
@@ -65,10 +57,8 @@ __all__ = [
     "Checkpointer",
     "DataLoader",
     "DiLoCo",
-    "ElasticBatchSampler",
     "Endpoint",
     "Entry",
-    "GlobalGenerators",
     "JobConfig",
     "LocalSGD",
     "PerRank",
@@ -80,7 +70,6 @@ __all__ = [
     "ddp",
     "launch",
     "load",
-    "loader",
     "run",
     "sample_rng",
 ]

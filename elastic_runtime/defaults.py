@@ -2,7 +2,7 @@
 
 Flags, ``JobConfig``, ``Timeouts`` and the rendezvous' ``Policy`` refer to these; no number stands
 twice. Numbers that nobody can set are in ``limits.py``. What an ElasticJob takes by default is in
-its CRD; the arguments of a ``Checkpointer`` are in its signature.
+its CRD; those of ``State.checkpoints`` are in its signature.
 """
 
 from __future__ import annotations

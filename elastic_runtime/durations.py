@@ -1,6 +1,6 @@
 """Durations as users write them: ``30s``, ``500ms``, ``10m``, ``1.5h``, ``7d``.
 
-Flags, settings and the intervals of a ``Checkpointer`` are all read here. How a measured time is
+Flags, settings and the intervals of saves are all read here. How a measured time is
 shown to people is in ``reporting/wording.py``.
 """
 

@@ -27,12 +27,12 @@ from elastic_runtime.accelerate.refusals import (
     LOADS_IN_TRAIN,
     NO_POSITION,
     OTHER_SETTINGS,
+    SKIPS,
     check_evaluates,
     check_in_place,
 )
 from elastic_runtime.accelerate.uneven_gather import gather_rows
 from elastic_runtime.accelerate.world_follower import WorldFollower
-from elastic_runtime.data.second_split import SKIPS
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.groups.kept_ddp import ddp

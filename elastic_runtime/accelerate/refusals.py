@@ -34,6 +34,10 @@ ACCUMULATES = (
     "leave it out: elastic.DataLoader(…, at_once=8) cuts a step as each world needs it, and "
     "step.weight is what a piece counts"
 )
+SKIPS = (
+    "skip_first_batches on an elastic.DataLoader: it begins where the job is, and samples would be "
+    "left out; iterate over its steps()"
+)
 LOADS_IN_TRAIN = (
     "load_state() inside of train(world): the job goes on from its State; to "
     "begin with what accelerate has saved call it before elastic.run"

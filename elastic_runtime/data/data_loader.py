@@ -54,7 +54,7 @@ class DataLoader(GivesSteps):
         cursor: how many samples of it are committed.
         dataset: of which it gives the samples.
         global_batch_size: samples in a step, over all ranks.
-        batch_sampler: gives the indices; for trainers that make a loader of their own.
+        batch_sampler: knows what a step consists of.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class DataLoader(GivesSteps):
     def __repr__(self) -> str:
         """Its settings and where it is."""
         rank, world = self.place
-        batch, _ = self.batch_sampler.batch_sizes
         return (
-            f"{type(self).__name__}({len(self.dataset)} samples, global_batch_size={batch}; "
-            f"epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
+            f"{type(self).__name__}({len(self.dataset)} samples, "
+            f"global_batch_size={self.global_batch_size}; epoch {self.epoch}, "
+            f"cursor {self.cursor}, rank {rank} of {world})"
         )
 
     @property
@@ -141,11 +141,11 @@ class DataLoader(GivesSteps):
 
         Setting takes effect when ``steps`` is called next.
         """
-        return self.batch_sampler.batch_sizes[0]
+        return self.batch_sampler.batch_size
 
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
-        self.batch_sampler.batch_sizes = samples, samples
+        self.batch_sampler.batch_size = samples
 
     def go_to(self, epoch: int, cursor: int = 0) -> None:
         """Goes to another position, to begin there or to leave out the rest of an epoch.
@@ -169,7 +169,7 @@ class DataLoader(GivesSteps):
         sampler = self.batch_sampler
         here, until = (self.epoch, self.cursor), (epoch, cursor)
         sampler.earlier = earlier_shares(
-            sampler.earlier, here, until, place, sampler.batch_sizes, sampler.at_once
+            sampler.earlier, here, until, place, sampler.batch_size, sampler.at_once
         )
 
     def share_alike(self) -> None:
@@ -209,8 +209,7 @@ class DataLoader(GivesSteps):
         if self._given_order is not None:
             order = sampler.order_of(self.epoch).tolist()
         first, end = share_of(len(order), rank, world)
-        batch, _ = sampler.batch_sizes
-        size = sampler.at_once or -(-batch // world)
+        size = sampler.at_once or -(-self.global_batch_size // world)
         return self._over(sampler.numbered(order[first:end], size))
 
     # The steps
@@ -272,8 +271,7 @@ class DataLoader(GivesSteps):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, the same on every rank and for every number of ranks."""
-        batch, _ = self.batch_sampler.batch_sizes
-        return {**self.batch_sampler.state_dict(), "batch": batch}
+        return {**self.batch_sampler.state_dict(), "batch": self.global_batch_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a saved position; the order of samples is that of the run that saved it.
@@ -283,9 +281,8 @@ class DataLoader(GivesSteps):
                 another one.
         """
         self.forget_walk()
-        batch, _ = self.batch_sampler.batch_sizes
-        if state["batch"] != batch:
-            tell_once(OTHER_BATCH, before=state["batch"], now=batch)
+        if state["batch"] != self.global_batch_size:
+            tell_once(OTHER_BATCH, before=state["batch"], now=self.global_batch_size)
         self.batch_sampler.load_state_dict(state)
 
 
@@ -312,6 +309,8 @@ def _as_it_is(data: Any) -> Order:
 
 def _check(data: Any, batch: Any, at_once: Any) -> None:
     """Refuses what is no data set with numbered samples, and what is no number of them."""
+    if isinstance(data, GivesSteps):
+        raise UsageError(f"a {type(data).__name__} is itself a loader: iterate over its steps()")
     numbers = {"global_batch_size": batch, "at_once": 1 if at_once is None else at_once}
     for name, number in numbers.items():
         if not hasattr(number, "__index__") or isinstance(number, bool) or number < 1:

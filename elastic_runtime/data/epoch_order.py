@@ -38,7 +38,7 @@ class Orders:
 
         Args:
             size: of the data set, in samples.
-            order: see ``ElasticBatchSampler``; None: a random permutation.
+            order: see ``DataLoader``; None: a random permutation.
             replacement: a sample may come any number of times in an epoch.
         """
         self._size = size
@@ -112,7 +112,7 @@ class Orders:
             missing, repeated = int((counts == 0).sum()), int((counts > 1).sum())
             raise UsageError(
                 f"{where} has {len(drawn)} samples of {size}: {missing} do not come, {repeated} "
-                "more than once; give each sample once, or ElasticBatchSampler(replacement=True)"
+                "more than once; give each sample once, or DataLoader(replacement=True)"
             )
 
 

@@ -1,4 +1,4 @@
-"""The ``DataLoader`` of ``elastic.loader``: between two rounds it drops and reads ahead.
+"""What ``elastic.DataLoader`` reads with: between two rounds it drops, and reads ahead.
 
 A loader with processes of its own has batches under way when a world ends: some are read, some
 wait to be taken. At the beginning of the next iteration torch drops them, one after the other, and
@@ -54,8 +54,7 @@ class KeptLoader(DataLoader[Any]):  # type: ignore[misc]  # torch has no types
         """
         self._elastic_sampler = sampler
         super().__iter__()
-        if sampler.is_plain:
-            use_breaks(self)
+        use_breaks(self)
 
     def settle(self, *, first: bool) -> None:
         """Drops what is under way, in a thread; the next iteration waits for it.

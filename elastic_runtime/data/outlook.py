@@ -12,7 +12,7 @@ class Stretch:
     Attributes:
         until: the position that follows them.
         rank, world: whose shares, and of how many.
-        batch, micro_batch: samples in a global batch and in a micro-batch, as they were.
+        batch: samples in a step, as it was.
         at_once: how many a rank holds at a time; 0: all of its share.
     """
 
@@ -20,7 +20,6 @@ class Stretch:
     rank: int
     world: int
     batch: int
-    micro_batch: int
     at_once: int = 0
 
 
@@ -34,9 +33,8 @@ class Outlook:
     rank: int
     world: int
     batch: int
-    micro_batch: int
-    earlier: tuple[Stretch, ...] = ()
     at_once: int = 0
+    earlier: tuple[Stretch, ...] = ()
 
     def at(self, position: tuple[int, int]) -> Stretch | Outlook:
         """Whose shares are taken at a position, and how large batches are there."""
@@ -48,8 +46,8 @@ def earlier_shares(
     here: tuple[int, int],
     until: tuple[int, int],
     place: tuple[int, int],
-    sizes: tuple[int, int],
-    at_once: int = 0,
+    batch: int,
+    at_once: int,
 ) -> tuple[Stretch, ...]:
     """Whose shares a rank takes until it is where another one was when the world changed.
 
@@ -60,11 +58,11 @@ def earlier_shares(
         here: its own epoch and cursor.
         until: those of the rank that was furthest.
         place: its rank in the world that is over, and how many ranks that had.
-        sizes: of a global batch and of a micro-batch, in that world.
+        batch: samples in a step of that world.
         at_once: how many samples a rank holds at a time; 0: all of its share.
     """
     within = (replace(one, until=min(one.until, until)) for one in known)
     left = tuple(one for one in within if here < one.until)
     if (left[-1].until if left else here) < until:
-        left = (*left, Stretch(until, *place, *sizes, at_once))
+        left = (*left, Stretch(until, *place, batch, at_once))
     return left

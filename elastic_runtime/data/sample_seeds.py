@@ -90,9 +90,9 @@ def sample_rng(index: int, *, seed: int | None = None, epoch: int | None = None)
     if seed is None or epoch is None:
         if _present is None:
             raise UsageError(
-                "sample_rng() was called where no batch of an ElasticBatchSampler is loaded, so "
-                "that the epoch is not known; call it in the __getitem__ of a data set that is "
-                "read through such a sampler, or give it seed= and epoch="
+                "sample_rng() was called where no sample of an elastic.DataLoader is loaded, "
+                "so that the epoch is not known; call it in the __getitem__ of a data set that one "
+                "reads, or give it seed= and epoch="
             )
         seed = _present.seed if seed is None else seed
         epoch = _present.epoch if epoch is None else epoch

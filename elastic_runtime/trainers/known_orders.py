@@ -25,7 +25,7 @@ def order_of(sampler: Any, size: int) -> tuple[Order | None, bool]:
         size: of the data set, in samples.
 
     Returns:
-        ``order`` and ``replacement`` of an ``ElasticBatchSampler``.
+        ``order`` and ``replacement`` of a ``DataLoader`` of ours.
 
     Raises:
         LookupError: it is of another kind.

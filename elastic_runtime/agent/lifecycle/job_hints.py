@@ -124,18 +124,18 @@ def hints(facts: Facts) -> dict[str, str]:
     if facts.machines > 1 and facts.place and _is_own(facts.place):
         found["checkpoint-place"] = (
             f"checkpoints are in {facts.place}, which each of the {facts.machines} machines has "
-            "for itself: give the Checkpointer a directory that all of them see"
+            "for itself: give state.checkpoints(...) a directory that all of them see"
         )
     if facts.counts and not facts.saves and facts.seconds > NO_CHECKPOINT_HINT:
         found["no-checkpoint"] = (
             f"no checkpoint in {facts.seconds / 3600:.0f} h: if all workers end, all steps are "
-            "lost; give the job a Checkpointer with every=..."
+            'lost; call state.checkpoints(place, every="5m")'
         )
     if resizes and facts.shuffles:
         found["sampler"] = (
             f"a DataLoader takes its order from {facts.shuffles}, which starts from the "
             "beginning with each change of the world, so that samples count twice or not at all: "
-            "ElasticBatchSampler keeps the position"
+            "elastic.DataLoader keeps the position"
         )
     if facts.lacks:
         found["state"] = facts.lacks

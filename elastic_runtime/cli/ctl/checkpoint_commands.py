@@ -1,6 +1,6 @@
 """``elasticctl checkpoint``: what is in a directory of checkpoints, and what a job would resume.
 
-It never imports torch, and works on any place that a ``Checkpointer`` can save to.
+It never imports torch, and works on any place that a job can save to.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ OURS: tuple[Option, ...] = (
         value_types.MEMORY,
         WORKERS,
         "SIZE",
-        "how much memory of this node a Checkpointer may use for snapshots: 8GiB, 25%%; 0: no "
+        "how much memory of this node snapshots may use: 8GiB, 25%%; 0: no "
         f"snapshots (default: {_SHARE})",
         MemoryLimit(share=defaults.SNAPSHOT_MEMORY_SHARE),
     ),

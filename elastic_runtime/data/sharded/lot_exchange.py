@@ -74,7 +74,7 @@ def settled_by_all(
         places = ", ".join(f"rank {rank}: {m['at']}" for rank, m in enumerate(told))
         raise UsageError(
             f"the ranks are at different places of their stream ({places:.300}); make it an entry "
-            "of the State or the Checkpointer on each rank"
+            "of the State on each rank"
         )
     found: dict[int, WindowFound] = {}
     for message in told:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from elastic_runtime.data.sampler import one_of, present_place
+from elastic_runtime.data.sampler import present_place
 from elastic_runtime.data.sharded.lot_plan import EpochRules, Lot, begin_epoch
 from elastic_runtime.data.sharded.shard_list import ShardList, check_options
 from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, StreamWindows
@@ -38,16 +38,17 @@ class ShardedStream(GivesSteps):
 
         stream = elastic.ShardedStream("data/*.tar", batch_size=256, shuffle_buffer=10_000,
                                        decode=to_tensors, num_workers=4)
-        ckpt = elastic.Checkpointer("runs/x", {"model": model, "optim": optim, "stream": stream})
-        ckpt.resume()
-        while stream.epoch < epochs:
-            for inputs, targets in stream:
-                loss = criterion(ddp(inputs), targets) * stream.loss_scale
-                ...
-                ckpt.step()     # commits the stream, which is one of its entries
+        state = elastic.State(model=model, optim=optim, stream=stream)
 
-    It is an entry of the ``Checkpointer`` and the ``State``. All ranks iterate over it at the same
-    time, and each gets its share of every global batch.
+        def train(world):
+            for step in stream.steps(epochs=10):
+                for inputs, targets in step:
+                    step.backward(criterion(ddp(inputs), targets))
+                optim.step()
+                optim.zero_grad()
+                state.commit()
+
+    All ranks iterate over it at the same time, and each gets its share of every global batch.
     """
 
     # Of the present world, where ``elastic.run`` tells.
@@ -58,7 +59,7 @@ class ShardedStream(GivesSteps):
         self,
         shards: str | Iterable[Any],
         *,
-        batch_size: int | None = None,
+        batch_size: int,
         read: str | Callable[[Any], Iterable[Any]] | None = None,
         decode: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -67,7 +68,6 @@ class ShardedStream(GivesSteps):
         streams: int | None = None,
         rank: int | None = None,
         world: int | None = None,
-        batch: int | None = None,
         **options: Any,
     ) -> None:
         """Starts at the first sample of epoch 0; reads nothing yet.
@@ -92,14 +92,13 @@ class ShardedStream(GivesSteps):
             streams: shards that are read at a time, over all ranks. None: as a batch has samples.
             rank, world: of this process, if it is not that of ``torch.distributed``, as where
                 several ranks train on the same samples.
-            batch: another name of ``batch_size``.
             **options: of ``DataLoader``, such as ``num_workers`` and ``pin_memory``.
 
         Raises:
             UsageError: an argument is missing or out of range, or nothing tells how shards are
                 read.
         """
-        size = _whole("batch_size", one_of("batch_size", batch_size, "batch", batch), 1)
+        size = _whole("batch_size", batch_size, 1)
         check_options(options)
         self._list = ShardList.of(shards, read, decode)
         number = len(self._list.shards)

@@ -1,21 +1,19 @@
-"""A job in small: ranks with real samplers and loaders that are resized, saved and resumed."""
+"""A job in small: ranks with real loaders that are resized, saved and resumed."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     # One global batch: the samples that count.
     Step = list[int]
@@ -33,12 +31,10 @@ class Life:
     Attributes:
         world: how many ranks.
         steps: how many steps are committed in it.
-        ahead: how many batches are read before the one that is trained on is committed.
     """
 
     world: int
     steps: int
-    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,94 +46,53 @@ class Job:
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
-    def sampler(self, **more: Any) -> ElasticBatchSampler:
-        """A fresh one."""
-        return ElasticBatchSampler(
-            self.size, self.batch, **{"seed": self.seed, **self.options, **more}
-        )
+    def loader(self, rank: int = 0, world: int = 1, **more: Any) -> DataLoader:
+        """A fresh one, of a rank."""
+        settings = {"seed": self.seed, **self.options, **more}
+        made = DataLoader(torch.arange(self.size), self.batch, **settings)
+        made.enter(world_of(rank, world))
+        return made
 
     def alone(self, epochs: int) -> list[Step]:
         """The global batches of an undisturbed run with one rank."""
         return self.play([Life(1, 1 << 30)], epochs)
 
-    def play(
-        self,
-        lives: Sequence[Life],
-        epochs: int,
-        load: Callable[[ElasticBatchSampler], Any] | None = None,
-    ) -> list[Step]:
+    def play(self, lives: Sequence[Life], epochs: int, **options: Any) -> list[Step]:
         """The global batches of a run through these lives, again and again, until it is done.
 
         Args:
             lives: what happens.
             epochs: when it is done.
-            load: makes a loader over the numbers of the samples.
+            **options: of the loaders.
         """
-
-        def make(rank: int, world: int, again: bool) -> ElasticBatchSampler:
+        position = ""
+        done: list[Step] = []
+        for life in itertools.cycle(lives):
             # A new program, whose seed is another one: the saved one counts.
-            return self.sampler(
-                rank=rank, world=world, **({"seed": self.seed + 1} if again else {})
-            )
+            seed = {"seed": self.seed + 1} if position else {}
+            ranks = [self.loader(n, life.world, **seed, **options) for n in range(life.world)]
+            for rank in ranks if position else []:
+                rank.load_state_dict(json.loads(position))
+            done += train(ranks, life, epochs)
+            (position,) = {json.dumps(rank.state_dict()) for rank in ranks}
+            if ranks[0].epoch >= epochs:
+                break
+        return done
 
-        return played(lives, epochs, make, load or self._load)
 
-    def _load(self, sampler: ElasticBatchSampler) -> DataLoader[torch.Tensor]:
-        return DataLoader(torch.arange(self.size), batch_sampler=sampler)
-
-
-def played(
-    lives: Sequence[Life],
-    epochs: int,
-    make: Callable[[int, int, bool], Any],
-    load: Callable[[Any], Any],
-) -> list[Step]:
-    """The global batches of a run through these lives, again and again, until it is done.
-
-    Args:
-        lives: what happens.
-        epochs: when it is done.
-        make: makes what has the position, of a rank in a world, and says whether that is resumed.
-        load: makes a loader of it.
-    """
-    position = ""
+def train(ranks: Sequence[DataLoader], life: Life, epochs: int) -> list[Step]:
+    """Trains all ranks for one life, in lockstep, and commits."""
     done: list[Step] = []
-    for life in itertools.cycle(lives):
-        ranks = [make(rank, life.world, bool(position)) for rank in range(life.world)]
-        for rank in ranks if position else []:
-            rank.load_state_dict(json.loads(position))
-        done += train(ranks, [load(rank) for rank in ranks], life, epochs)
-        (position,) = {json.dumps(rank.state_dict()) for rank in ranks}
-        if ranks[0].epoch >= epochs:
+    if not life.steps:
+        return done
+    for steps in zip(*(rank.steps(epochs=epochs) for rank in ranks), strict=True):
+        assert abs(sum(sum(step.weights) for step in steps) - len(ranks)) < 1e-9
+        pieces = [zip(step, step.weights, strict=True) for step in steps]
+        done.append(
+            [i for own in pieces for piece, weight in own if weight for i in piece.tolist()]
+        )
+        for rank in ranks:
+            rank.commit()
+        if len(done) == life.steps:
             break
     return done
-
-
-def train(ranks: Sequence[Any], loaders: Sequence[Any], life: Life, epochs: int) -> list[Step]:
-    """Trains all ranks for one life, in lockstep; they read ahead and commit."""
-    done: list[Step] = []
-    while ranks[0].epoch < epochs and len(done) < life.steps:
-        epoch = ranks[0].epoch
-        sources = [read_ahead(iter(loader), life.ahead) for loader in loaders]
-        for shares in zip(*sources, strict=True):
-            weights = [rank.loss_scale for rank in ranks]
-            assert abs(sum(weights) - len(ranks)) < 1e-9
-            done.append(
-                [i for share, w in zip(shares, weights, strict=True) if w for i in share.tolist()]
-            )
-            for rank in ranks:
-                rank.commit()
-            if len(done) == life.steps:
-                break
-        else:
-            assert ranks[0].epoch == epoch + 1, "the batches end where the epoch does"
-    return done
-
-
-def read_ahead(batches: Iterator[Any], depth: int) -> Iterator[Any]:
-    """The same batches, each of them read so many before it is used."""
-    waiting: deque[Any] = deque(itertools.islice(batches, depth))
-    for batch in batches:
-        waiting.append(batch)
-        yield waiting.popleft()
-    yield from waiting

@@ -43,6 +43,7 @@ class Job:
     step: int = 0
     stopped: bool = False
     call: int = 1
+    is_entrusted: bool = False
 
     def end_training(self) -> None:
         raise Ended
@@ -142,13 +143,11 @@ def test_the_sampler_says_the_same_of_pieces_as_the_steps(cut: Cut, data: st.Dat
     rank = data.draw(st.integers(0, cut.world - 1))
     loader = cut.loader(rank)
     sampler = loader.batch_sampler
-    assert len(sampler) == len(list(sampler))
+    assert len(sampler) == len(list(sampler)) == sampler.epoch_length
     for step in loader.steps(epochs=1):
-        assert sampler.pieces_in_step == step.pieces
-        pieces = range(step.pieces)
-        assert sum(map(sampler.samples_in_piece, pieces)) == step.samples
+        assert sampler.pieces_in(step.samples) == step.pieces
         weights = [step.weight for _ in step]
-        assert [sampler.share_of_step(n) for n in pieces] == pytest.approx(weights)
+        assert step.weights == weights
 
 
 def test_a_share_is_cut_evenly() -> None:
@@ -159,14 +158,6 @@ def test_a_share_is_cut_evenly() -> None:
 def test_a_rank_without_samples_takes_one_of_another_that_counts_nothing() -> None:
     step = next(made(3, 2, rank=2, world=3, shuffle=False, at_once=1).steps())
     assert [(piece.tolist(), step.weight) for piece in step] == [([0], 0.0)]
-
-
-def test_a_saved_position_in_the_middle_of_a_step_is_its_beginning() -> None:
-    """As of torchdata's loader, which keeps that of the batch that was given last."""
-    sampler = ElasticBatchSampler(8, 4, at_once=2, rank=0, world=1)
-    shares: Any = iter(sampler)
-    states = [(next(shares), shares.state_dict()["cursor"])[1] for _ in range(3)]
-    assert states == [0, 4, 4]
 
 
 # Bounds, positions and ends
@@ -493,6 +484,17 @@ def test_a_total_is_over_all_pieces_that_count_and_they_still_come() -> None:
     job.commit(loader)
 
 
+def test_where_ranks_train_alone_a_total_is_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = made(6, 6, world=2, job=Job(is_entrusted=True), shuffle=False)
+    monkeypatch.setattr(loader, "peers", None)  # nobody is asked
+    step = next(loader.steps())
+    weight = torch.ones((), requires_grad=True)
+    assert step.total(len) == 3
+    for piece in step:
+        step.backward(weight * piece.sum() / 3, reduction="sum")
+    assert weight.grad == 1.0
+
+
 def test_a_total_may_be_a_number_of_another_library() -> None:
     step = next(made(6, 6, at_once=2, shuffle=False).steps())
     found = [step.total(lambda p: p.numpy().sum()), step.total(lambda p: p.float().numpy().sum())]
@@ -674,10 +676,6 @@ DATA = torch.arange(4)
         (lambda: DataLoader(DATA, 2, persistent_workers=True), "decides on persistent_workers"),
         (lambda: DataLoader(DATA, 2, generator=torch.Generator()), "decides on generator"),
         (lambda: DataLoader(DATA, 2, in_order=False), "in_order=False"),
-        (
-            lambda: ElasticBatchSampler(4, 4, at_once=2, micro_batch_size=2, rank=0, world=1),
-            "at_once and micro_batch_size",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(make: Callable[[], Any], text: str) -> None:

@@ -14,12 +14,10 @@ import torch
 from torch.utils.data import Dataset
 
 from elastic_runtime.data import kept_loader, sigterm_shield
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.data.kept_loader import KeptLoader
-from elastic_runtime.data.loader import loader
-from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.data.sigterm_shield import Shielded
 from elastic_runtime.worker.round_breaks import begin_break, end_break
-from elastic_runtime.worker.world import World
 from tests.processes import wait_for
 
 if TYPE_CHECKING:
@@ -57,10 +55,10 @@ class Play:
     def __init__(self, **options: Any) -> None:
         kept_loader._some_train = False  # that of another test
         self.data = Counting()
-        self.sampler = ElasticBatchSampler(self.data, BATCH, order=in_order, rank=0, world=1)
-        made = loader(self.data, self.sampler, num_workers=2, **options)
-        assert isinstance(made, KeptLoader)
-        self.loader = made
+        made = DataLoader(self.data, BATCH, order=in_order, num_workers=2, **options)
+        self.sampler, kept = made.batch_sampler, made._loader
+        assert isinstance(kept, KeptLoader)
+        self.loader = kept
 
     def take(self, steps: int) -> list[list[int]]:
         """Trains so many steps in a new iteration."""
@@ -193,33 +191,14 @@ def test_what_was_iterated_over_before_the_first_round_stays(play: Play) -> None
     assert [next(iterator).tolist() for _ in range(6)] == batches(0, 6)
 
 
-class EveryOther(ElasticBatchSampler):
-    """Shares out samples in its own way."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rank, world = self.place
-        return iter([list(range(rank, SIZE, world))])
-
-
-def test_a_sampler_that_iterates_in_its_own_way_is_asked_only_by_the_script() -> None:
-    data = Counting()
-    sampler = EveryOther(data, BATCH, rank=0, world=1)
-    made = loader(data, sampler, num_workers=1)
-    assert len(next(iter(made))) == SIZE
-    begin_break()
-    end_break(0, 2)
-    sampler.enter(World(0, 2, 0, 2, 0, 1, 1))
-    assert next(iter(made)).tolist() == list(range(0, SIZE, 2))
-
-
 def test_no_epoch_is_ordered_that_cannot_be() -> None:
     """A job that has trained all its epochs is resumed, and returns at once."""
 
     def order(epoch: int, rng: torch.Generator) -> Sequence[int]:
         return [range(SIZE)][epoch]
 
-    sampler = ElasticBatchSampler(SIZE, BATCH, order=order, rank=0, world=1)
-    made = loader(Counting(), sampler, num_workers=1)
+    given = DataLoader(Counting(), BATCH, order=order, num_workers=1)
+    sampler, made = given.batch_sampler, given._loader
     begin_break()
     sampler.epoch = 1
     end_break(0, 1)

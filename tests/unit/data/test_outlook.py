@@ -9,26 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.data.outlook import Outlook, Stretch, earlier_shares
 from elastic_runtime.data.sampler import ElasticBatchSampler, share_of
+from elastic_runtime.worker.world import World
 
 BATCH = 6
 
 
 def stretch(until: int, rank: int = 0, world: int = 2) -> Stretch:
     """Batches of epoch 0 up to a cursor."""
-    return Stretch((0, until), rank, world, BATCH, BATCH)
+    return Stretch((0, until), rank, world, BATCH)
 
 
 def test_an_outlook_says_whose_shares_are_taken_where() -> None:
     first, second = stretch(12), stretch(24, world=3)
-    outlook = Outlook(0, 6, 0, 1, 4, BATCH, BATCH, (first, second))
+    outlook = Outlook(0, 6, 0, 1, 4, BATCH, earlier=(first, second))
     places = [outlook.at((0, cursor)) for cursor in (6, 11, 12, 18, 24)]
     assert places == [first, first, second, second, outlook]
     assert outlook.at((1, 0)) is outlook
-    later = Outlook(0, 18, 0, 1, 4, BATCH, BATCH, (Stretch((1, 6), 0, 2, BATCH, BATCH),))
+    later = Outlook(0, 18, 0, 1, 4, BATCH, earlier=(Stretch((1, 6), 0, 2, BATCH),))
     assert [later.at(place).world for place in ((0, 18), (1, 0), (1, 6))] == [2, 2, 4]
-    assert Outlook(0, 6, 0, 1, 4, BATCH, BATCH).at((0, 0)).world == 4
+    assert Outlook(0, 6, 0, 1, 4, BATCH).at((0, 0)).world == 4
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_an_outlook_says_whose_shares_are_taken_where() -> None:
 def test_a_rank_takes_the_shares_it_had_until_it_is_where_the_furthest_is(
     known: tuple[Stretch, ...], here: int, until: int, expected: tuple[Stretch, ...]
 ) -> None:
-    found = earlier_shares(known, (0, here), (0, until), (1, 3), (BATCH, BATCH))
+    found = earlier_shares(known, (0, here), (0, until), (1, 3), BATCH, 0)
     assert found == expected
 
 
@@ -81,7 +83,7 @@ class Learner:
 
     def train(self, batches: int) -> None:
         """Takes its shares of the next batches."""
-        outlook = Outlook(*self.cursor, 0, *self.place, BATCH, BATCH, self.earlier)
+        outlook = Outlook(*self.cursor, 0, *self.place, BATCH, earlier=self.earlier)
         for _ in range(batches):
             share = outlook.at(self.cursor)
             numbers = range(*share_of(share.batch, share.rank, share.world))
@@ -94,7 +96,7 @@ def regrouped(ranks: list[Learner], joining: int) -> list[Learner]:
     furthest = max((rank.batch for rank in ranks), default=0)
     for rank in ranks:
         until = 0, furthest * BATCH
-        rank.earlier = earlier_shares(rank.earlier, rank.cursor, until, rank.place, (BATCH, BATCH))
+        rank.earlier = earlier_shares(rank.earlier, rank.cursor, until, rank.place, BATCH, 0)
     world = [*ranks, *(Learner(furthest, (0, 1)) for _ in range(joining))]
     for number, rank in enumerate(world):
         rank.place = number, len(world)
@@ -150,7 +152,7 @@ def test_no_two_ranks_that_go_on_take_the_same_sample_and_only_a_lost_ones_are_l
 def behind(until: tuple[int, int] = (0, 12)) -> ElasticBatchSampler:
     """As rank 0 of 2, and as rank 2 of 3 until there."""
     sampler = ElasticBatchSampler(24, BATCH, seed=1, rank=0, world=2)
-    sampler.earlier = (Stretch(until, 2, 3, BATCH, BATCH),)
+    sampler.earlier = (Stretch(until, 2, 3, BATCH),)
     return sampler
 
 
@@ -173,17 +175,16 @@ def test_a_sampler_goes_on_with_the_old_shares_in_the_next_epoch() -> None:
 
 
 def test_the_loss_is_weighted_by_the_share_that_is_taken() -> None:
-    sampler = ElasticBatchSampler(24, 5, rank=1, world=2)  # 2 of 5
-    sampler.earlier = (Stretch((0, 5), 0, 3, 5, 5),)  # 2 of 5, and of 3 ranks
-    scales = [sampler.loss_scale]
-    sampler.commit()
-    scales.append(sampler.loss_scale)
-    assert scales == pytest.approx([1.2, 0.8])
+    loader = DataLoader(range(24), 5)
+    loader.enter(World(1, 2, 1, 2, 0, 1, 1))  # 2 of 5
+    loader.batch_sampler.earlier = (Stretch((0, 5), 0, 3, 5),)  # 2 of 5, and of 3 ranks
+    steps = loader.steps()
+    assert [next(steps).weights for _ in range(2)] == [[pytest.approx(1.2)], [pytest.approx(0.8)]]
 
 
 def test_a_commit_moves_past_a_batch_of_the_size_that_it_had() -> None:
     sampler = ElasticBatchSampler(24, 4, rank=0, world=2)
-    sampler.earlier = (Stretch((0, 12), 0, 1, 6, 6),)
+    sampler.earlier = (Stretch((0, 12), 0, 1, 6),)
     cursors = []
     for shares in list(sampler):
         cursors.append((sampler.cursor, len(shares)))
@@ -193,6 +194,6 @@ def test_a_commit_moves_past_a_batch_of_the_size_that_it_had() -> None:
 
 
 def test_an_old_batch_comes_in_pieces_of_the_size_that_they_had() -> None:
-    sampler = ElasticBatchSampler(24, 12, micro_batch_size=6, rank=0, world=2)
+    sampler = ElasticBatchSampler(24, 12, at_once=3, rank=0, world=2)
     sampler.earlier = (Stretch((0, 12), 0, 1, 12, 4),)
     assert [len(piece) for piece in sampler] == [4, 4, 4, 3, 3]

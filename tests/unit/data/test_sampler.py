@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import pytest
@@ -13,14 +13,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from elastic_runtime.data.sampler import ElasticBatchSampler, share_of
 from elastic_runtime.errors import UsageError
 from tests.unit.data.play import Job, Life, world_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def reversed_halves(epoch: int, rng: torch.Generator) -> list[int]:
@@ -55,9 +52,7 @@ JOBS = st.one_of(
         ),
     ),
 )
-LIVES = st.lists(
-    st.builds(Life, st.integers(1, 5), st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=6
-)
+LIVES = st.lists(st.builds(Life, st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=6)
 
 
 @given(st.integers(0, 100), st.integers(1, 9))
@@ -71,7 +66,7 @@ def test_shares_are_disjoint_complete_and_even(count: int, world: int) -> None:
 @settings(max_examples=300)
 @given(job=JOBS, lives=LIVES, epochs=st.integers(1, 3))
 def test_resizes_do_not_change_the_sequence(job: Job, lives: list[Life], epochs: int) -> None:
-    """Lives of any world and read-ahead, saved and resumed in between, are one undisturbed run."""
+    """Lives of any world, saved and resumed in between, are one undisturbed run."""
     assert job.play(lives, epochs) == job.alone(epochs)
 
 
@@ -81,28 +76,13 @@ def test_an_epoch_is_exactly_the_data_set(job: Job, lives: list[Life]) -> None:
     seen = collections.Counter(sample for step in steps for sample in step)
     drops = job.options.get("drop_last", False)
     if "replacement" in job.options:
-        expected = collections.Counter(job.sampler()._orders.of(job.seed, 0).tolist())
+        expected = collections.Counter(job.loader().batch_sampler._orders.of(job.seed, 0).tolist())
         assert seen <= expected
         assert expected.total() - seen.total() < (job.batch if drops else 1)
     else:
         assert set(seen.values()) == {1}
         assert len(seen) == (job.size // job.batch * job.batch if drops else job.size)
     assert [len(step) for step in steps[:-1]] == [job.batch] * (len(steps) - 1)
-
-
-def test_the_weighted_mean_over_ranks_is_the_mean_over_the_batch() -> None:
-    losses = torch.arange(23.0)
-    for world in (1, 2, 3, 4, 7):
-        samplers = [ElasticBatchSampler(23, 5, rank=rank, world=world) for rank in range(world)]
-        plans = zip(*[list(sampler) for sampler in samplers], strict=True)
-        for shares, batch in zip(plans, Job(23, 5).alone(1), strict=True):
-            mean = sum(
-                losses[share].mean() * sampler.loss_scale
-                for share, sampler in zip(shares, samplers, strict=True)
-            )
-            assert float(mean) / world == pytest.approx(float(losses[batch].mean()))
-            for sampler in samplers:
-                sampler.commit()
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -195,28 +175,12 @@ def test_another_order_in_the_middle_of_an_epoch_is_refused() -> None:
 # Bad input
 
 
-class Stream(IterableDataset[int]):
-    """Has no numbered samples."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(12))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 0}, "size >= 1"),
-        ({"batch": 0}, "batch_size >= 1"),
-        ({"data": [], "size": None}, "size >= 1"),
-        ({"data": [1, 2]}, "size= is an older name of data="),
-        ({"batch_size": 2}, "batch= is an older name of batch_size="),
-        ({"size": None}, "data is missing"),
-        ({"batch": None}, "batch_size is missing"),
-        ({"size": object()}, "a data set or its length, .* not a object"),
-        ({"size": Stream()}, "at_least_once=True"),
-        ({"batch": 2.5}, "not a float"),
-        ({"batch": 13, "drop_last": True}, "leaves nothing of 12 samples"),
-        ({"micro_batch_size": 3}, "multiple"),
+        ({"data": 0}, "0 samples, of which a step has 4"),
+        ({"batch_size": 0}, "at least 1 of each"),
+        ({"batch_size": 13, "drop_last": True}, "leaves nothing of 12 samples"),
         ({"replacement": True}, "order= of your own"),
         ({"rank": 2, "world": 2}, "rank=2 of world=2"),
         ({"rank": 0, "world": None}, "give both"),
@@ -224,10 +188,10 @@ class Stream(IterableDataset[int]):
 )
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        ElasticBatchSampler(**{"size": 12, "batch": 4, "rank": 0, "world": 1, **arguments})
+        ElasticBatchSampler(**{"data": 12, "batch_size": 4, "rank": 0, "world": 1, **arguments})
 
 
-SIX = [6, TensorDataset(torch.zeros(6)), [0] * 6, torch.zeros(6), torch.tensor(6)]
+SIX = [6, TensorDataset(torch.zeros(6)), [0] * 6, torch.zeros(6)]
 
 
 @pytest.mark.parametrize("data", SIX)
@@ -239,61 +203,6 @@ def test_a_data_set_stands_for_its_length(data: Any) -> None:
     sampler.commit()
     said = "ElasticBatchSampler(6, batch_size=3, seed=0; epoch 0, cursor 3, rank 0 of 1)"
     assert repr(sampler) == said
-
-
-def test_each_piece_has_a_weight_of_its_own() -> None:
-    ranks = [ElasticBatchSampler(11, 8, micro_batch_size=4, rank=n, world=3) for n in range(3)]
-    assert all(rank.loss_scale == rank.loss_scale_of(0) for rank in ranks)
-    assert [rank.loss_scale_of(1) for rank in ranks] == [1.5, 0.75, 0.75]
-    for rank in ranks:
-        rank.commit()
-        assert (rank.cursor, len(rank), rank.loss_scale_of(0)) == (8, 1, 1.0)
-
-
-@given(
-    size=st.integers(1, 40),
-    batch=st.integers(1, 15),
-    micro=st.integers(1, 15),
-    world=st.integers(1, 4),
-)
-def test_pieces_of_any_size_make_up_the_global_batches(
-    size: int, batch: int, micro: int, world: int
-) -> None:
-    micro = min(micro, batch)
-    ranks = [ElasticBatchSampler(size, batch, seed=3, rank=r, world=world) for r in range(world)]
-    for sampler in ranks:
-        sampler.batch_sizes = batch, micro
-    pieces = [list(sampler) for sampler in ranks]
-    assert {len(sampler) for sampler in ranks} == {len(pieces[0])} == {ranks[0].epoch_length}
-    taken = iter(zip(*pieces, strict=True))
-    for step in ElasticBatchSampler(size, batch, seed=3, rank=0, world=1):
-        seen, weight = [], 0.0
-        assert {sampler.pieces_in_step for sampler in ranks} == {-(-len(step) // micro)}
-        for piece in range(-(-len(step) // micro)):
-            assert ranks[0].samples_in_piece(piece) == len(step[piece * micro :][:micro])
-            for sampler, share in zip(ranks, next(taken), strict=True):
-                assert share, "who has no samples of its own trains on another's, which counts 0"
-                counts = sampler.share_of_step(piece)
-                seen += share if counts else []
-                weight += counts / world
-        assert seen == step
-        assert weight == pytest.approx(1)
-        for sampler in ranks:
-            sampler.commit()
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_samples_that_drop_last_leaves_out_count_nothing(world: int) -> None:
-    settings = {"micro_batch_size": 4, "drop_last": True, "world": world}
-    ranks = [ElasticBatchSampler(22, 12, rank=rank, **settings) for rank in range(world)]
-    assert len(ranks[0]) == len(list(ranks[0])) == 5
-    for pieces in (3, 2):  # of the last 10 samples two are left out
-        assert {sampler.pieces_in_step for sampler in ranks} == {pieces}
-        weights = [s.share_of_step(piece) for s in ranks for piece in range(pieces)]
-        assert sum(weights) == pytest.approx(world)
-        for sampler in ranks:
-            sampler.commit()
-    assert all((sampler.epoch, sampler.cursor) == (1, 0) for sampler in ranks)
 
 
 # Orders of the user's own: weighted, grouped by length, or wrong

@@ -270,7 +270,6 @@ def test_any_function_may_read() -> None:
         ("nosuch://a/*.tar", {}, "cannot be looked up: ValueError: Protocol not known"),
         ("data-{000..009}.tar", {}, "braces are not expanded"),
         *((["a.tar"], {"read": read}, f"read={read!r} is not known") for read in ("csv", "", 3)),
-        (["a.tar"], {"batch_size": None}, "batch_size is missing"),
         (["a.tar"], {"batch_size": 0}, "batch_size is a whole number"),
         (["a.tar"], {"streams": 0}, "streams is a whole number"),
         (["a.tar"], {"shuffle_buffer": -1}, "shuffle_buffer is a whole number"),
@@ -348,14 +347,13 @@ def test_what_has_a_state_goes_on_in_each_of_many_lots(processes: int) -> None:
 def test_a_state_of_something_else_is_refused() -> None:
     stream = elastic.ShardedStream(range(3), read=chr, batch_size=2)
     with pytest.raises(UsageError, match="is that of something else: it has no "):
-        stream.load_state_dict(elastic.ElasticBatchSampler(10, 2).state_dict())
+        stream.load_state_dict(elastic.DataLoader(range(10), 2).state_dict())
 
 
 def test_a_loader_around_it_is_refused() -> None:
     stream = elastic.ShardedStream(range(3), read=chr, batch_size=2)
-    for options in ({"batch_size": 8}, {"batch_size": 8, "at_least_once": True}):
-        with pytest.raises(UsageError, match="itself the loader"):
-            elastic.loader(stream, **options)
+    with pytest.raises(UsageError, match=r"is itself a loader: iterate over its steps\(\)"):
+        elastic.DataLoader(stream, 8)
 
 
 def test_a_stream_that_is_dropped_ends_its_processes_at_once(tmp_path: Path) -> None:
