@@ -55,34 +55,20 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "LocalSGD": (),
     },
     "Checkpoints": {
-        "Checkpointer": ("steps", "resume", "step", "save", "wait", "close"),
         "load": (),
         "PerRank": (),
-        "GlobalGenerators": (),
     },
     "Data": {
-        "DataLoader": ("steps", "remaining", "state_dict", "load_state_dict"),
-        "data.steps.TrainingStep": ("weight", "backward", "total"),
-        "ElasticBatchSampler": (
-            "loss_scale",
-            "loss_scale_of",
-            "share_of_step",
-            "samples_in_piece",
-            "pieces_in_step",
-            "commit",
-            "state_dict",
-            "load_state_dict",
-        ),
+        "DataLoader": ("steps", "remaining", "go_to", "state_dict", "load_state_dict"),
+        "data.steps.TrainingStep": ("weight", "weights", "backward", "total"),
         "ShardedStream": (
             "steps",
             "epoch",
             "cursor",
-            "loss_scale",
             "commit",
             "state_dict",
             "load_state_dict",
         ),
-        "loader": (),
         "sample_rng": (),
     },
     "Lightning": {
@@ -97,7 +83,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Accelerate": {
         "accelerate.fresh_accelerator": (),
-        "accelerate.ElasticAccelerator": ("prepare", "backward", "gather_for_metrics"),
+        "accelerate.ElasticAccelerator": ("prepare", "backward", "gather"),
     },
     "torchtitan": {
         "torchtitan.elastic": (),

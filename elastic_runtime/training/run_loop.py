@@ -31,7 +31,7 @@ from elastic_runtime.events.round_events import (
     RoundError,
     TrainReturnedAlone,
 )
-from elastic_runtime.events.state_events import DutyUnknown, StateUnfit
+from elastic_runtime.events.state_events import DataShuffles, DutyUnknown, StateUnfit
 from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, RETURN_PATIENCE
 from elastic_runtime.protocol.messages import (
     EXIT_WORKER_LEFT,
@@ -60,6 +60,7 @@ from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
 from elastic_runtime.worker.loop_hints import VALUES_DIFFER, tell_once
+from elastic_runtime.worker.one_world_samplers import sampler_of_one_world
 from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
@@ -491,6 +492,9 @@ class Commit:
         loop.look_for_missing_parts()
         if state._commits == 1:
             state.look_for_schedules()
+        if state._commits == 2 and not state.has_loaders:
+            if sampler := sampler_of_one_world(training=True):
+                loop._note(DataShuffles(sampler))
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
         agreed = self._agreement.step(partial(self._wishes, Wish.TRAINS))

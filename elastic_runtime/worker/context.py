@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import RecordError, UsageError
 from elastic_runtime.events.round_events import StepFirst
-from elastic_runtime.events.state_events import DataShuffles
 from elastic_runtime.limits import AGENT_ANSWER_TIMEOUT, AGENT_READ_TIMEOUT
 from elastic_runtime.protocol.messages import (
     ENV_CHANNEL,
@@ -46,7 +45,6 @@ from elastic_runtime.protocol.unix_path import address_of
 from elastic_runtime.system import thread_death
 from elastic_runtime.system.repeated_signals import StopRequest
 from elastic_runtime.system.torch_version import AUTO, ENV_REGROUP
-from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -96,7 +94,6 @@ class WorkerContext:
         self._steps = 0
         self._inner = 0  # steps that were made alone
         self._told_first = False  # of the first step of this round
-        self._looked = False  # for a DataLoader that a hint is to be given about
         self.in_place = False
         self.was_in_place = False
         self._in_train = False
@@ -165,10 +162,6 @@ class WorkerContext:
         """Publishes that ``step`` is done: a few stores to memory that the agent has mapped."""
         self._steps += 1
         self._tell_first(step)
-        if self._steps == 2 and self.rank == 0 and self.has_agent and not self._looked:
-            self._looked = True
-            if sampler := sampler_of_one_world():
-                self.note(DataShuffles(sampler))
         if (progress := self._progress_file()) is not None:
             progress.publish(step, self._steps, time.monotonic_ns())
 

@@ -2,8 +2,9 @@
 
 Most people do not write a loop, and a trainer's own resume trains on the wrong samples without a
 word. So at its third step a worker looks once: whether a trainer is at work that there is an
-adapter for, and whether it trains alone although its job has other workers. Nothing is imported for
-that, and nothing of a trainer is changed. The agent makes hints of what it finds.
+adapter for, whether it trains alone although its job has other workers, and whether its samples
+come in an order for one world. Nothing is imported for that, and nothing of a trainer is changed.
+The agent makes hints of what it finds.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from elastic_runtime.events.state_events import TrainerUnadapted
+from elastic_runtime.events.state_events import DataShuffles, TrainerUnadapted
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.one_world_samplers import sampler_of_one_world
 
 # The first step may be one that a library makes to have the optimizer allocate its memory.
 _LOOKS_AT = 3
@@ -65,6 +67,8 @@ def _look() -> None:
     alone = int(os.environ.get("WORLD_SIZE") or 1) > 1 and _trains_alone(trainer)
     if trainer or alone:
         here.note_once(TrainerUnadapted(trainer, alone))
+    if sampler := sampler_of_one_world(training=False):
+        here.note_once(DataShuffles(sampler))
 
 
 def _trains_alone(trainer: str) -> bool:

@@ -35,11 +35,19 @@ def watch_steps() -> None:
     watch_plain_steps()
 
 
+def watch_samplers() -> None:
+    """Lets this process notice orders that belong to one world; torch's data package is there."""
+    from elastic_runtime.worker import one_world_samplers
+
+    one_world_samplers.watch_samplers()
+
+
 def patch_when_imported() -> None:
-    """Does both as soon as this process has imported the packages of torch that they are about."""
+    """Does all that as soon as this process has imported what of torch it is about."""
     sys.meta_path[:0] = [
         _Finder("torch.distributed", patch_torch),
         _Finder("torch.optim", watch_steps),
+        _Finder("torch.utils.data", watch_samplers),
     ]
 
 

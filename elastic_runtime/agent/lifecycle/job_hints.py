@@ -74,6 +74,7 @@ class Facts:
         saves: it has saved a checkpoint, or resumed from one.
         place: where its checkpoints are; "": unknown.
         shuffles: the sampler of a DataLoader that knows one world only; "": none was seen.
+        resized: its world has changed since this node is in it.
         lacks: what a worker has said of something that is not in its State.
         trainer: whose steps are not reported; "": none's that there is an adapter for.
         alone: a worker trains without the others that there are.
@@ -88,6 +89,7 @@ class Facts:
     saves: bool = False
     place: str = ""
     shuffles: str = ""
+    resized: bool = False
     lacks: str = ""
     trainer: str = ""
     alone: bool = False
@@ -131,7 +133,7 @@ def hints(facts: Facts) -> dict[str, str]:
             f"no checkpoint in {facts.seconds / 3600:.0f} h: if all workers end, all steps are "
             'lost; call state.checkpoints(place, every="5m")'
         )
-    if resizes and facts.shuffles:
+    if resizes and facts.shuffles and (facts.counts or facts.resized):
         found["sampler"] = (
             f"a DataLoader takes its order from {facts.shuffles}, which starts from the "
             "beginning with each change of the world, so that samples count twice or not at all: "

@@ -69,6 +69,7 @@ class JobReporter:
         self._began = time.monotonic()
         self._facts = Facts(config.min_nodes, config.max_nodes, config.max_restarts)
         self._hinted: set[str] = set()
+        self._sizes: set[int] = set()  # of worlds in which there was something to say
         self._recovery = RecoveryTimer()
         self._left_at = -1  # the step that was reached in the last round with steps that was left
 
@@ -161,8 +162,10 @@ class JobReporter:
         state = self._state()
         if state.phase is not Phase.RUNNING or state.round is None or state.group_rank != 0:
             return
+        self._sizes.add(state.round.world_size)
         facts = replace(
             self._facts,
+            resized=len(self._sizes) > 1,
             machines=len({member.address for member in state.round.members}),
             seconds=time.monotonic() - self._began,
             counts=self._progress()[0] >= 0,

@@ -99,6 +99,7 @@ def preload(script: str, root: str, extra: Sequence[str]) -> Preloaded:
     if "torch.distributed" in modules:
         torch_patches.patch_torch()
         torch_patches.watch_steps()
+        torch_patches.watch_samplers()
     # What is loaded by now stays: the collector of a worker need not touch, and so copy, it.
     gc.collect()
     gc.freeze()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateLost
-from elastic_runtime.worker.state.dataloaders import sampler_of_one_world
 from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.state_parts import StatefulPart
 from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
@@ -530,24 +526,3 @@ def test_an_optimizer_that_only_passes_steps_on_is_seen_through() -> None:
     assert has_status(state, 1, MemoryCondition.DIRTY)
     compiled = torch.compile(model, backend="eager")
     assert bare(compiled) is model and bare(Passing(inner)) is inner and bare(3) == 3
-
-
-# Which DataLoaders a script is found to have made
-
-
-DATA = TensorDataset(torch.arange(8))
-
-
-def test_a_loader_that_shuffles_for_one_world_is_found() -> None:
-    gc.collect()  # those of other tests
-    plain = DataLoader(DATA)
-    assert sampler_of_one_world() == ""
-    shuffles = DataLoader(DATA, shuffle=True)
-    assert sampler_of_one_world() == "RandomSampler"
-    ours = DataLoader(DATA, batch_sampler=ElasticBatchSampler(8, 4))
-    assert sampler_of_one_world() == "", "the other one is for something else"
-    del plain, shuffles, ours
-    gc.collect()
-    shares = DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0))
-    assert sampler_of_one_world() == "DistributedSampler"
-    del shares

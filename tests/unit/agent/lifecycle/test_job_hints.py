@@ -36,6 +36,9 @@ WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
         (WELL.heard(DataShuffles("RandomSampler")), {"sampler"}),
         (WELL.heard(StateLacks("AdamW is not in the State")), {"state"}),
         (replace(WELL, shuffles="RandomSampler", min_nodes=4), set()),
+        # A plain script's world may never change.
+        (replace(WELL, shuffles="RandomSampler", counts=False), set()),
+        (replace(WELL, shuffles="RandomSampler", counts=False, resized=True), {"sampler"}),
         (WELL.heard(TrainerUnadapted("Lightning", alone=False)), {"trainer"}),
         (replace(WELL, trainer="Lightning", min_nodes=4), {"trainer"}),  # in any world
         (WELL.heard(TrainerUnadapted("transformers", alone=False)), {"trainer"}),
