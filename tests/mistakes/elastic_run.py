@@ -43,7 +43,7 @@ _REFUSED = {
     "it must lie between 1 and the 1 workers of a node": "--min-workers 3; --min-workers 0",
     "at least one node runs here": "--local-nodes 0",
     "one machine runs 1000 nodes at most": f"--local-nodes {'9' * 30}",
-    "it cannot be negative": "--node-life -1; --max-restarts -1",
+    "it cannot be negative": "ELASTIC_NODE_LIFE=-1; --max-restarts -1",
     "a node runs at least one worker": "--nproc-per-node 0; --nproc-per-node -2",
     "it is not a number of workers (auto, cpu, gpu, xpu": "--nproc-per-node many; "
     "--nproc-per-node 1.5",

@@ -141,11 +141,12 @@ def _refusal(settings: Settings, error: InvalidSetting) -> UsageError:
     """The error with the place where its value was given."""
     (name, value), *_ = error.values.items()
     given, conf = settings.of(_OPTION_OF.get(name, name)), settings.of("rdzv_conf")
-    said = f"{given.option.flags[0]}={value}"
     if given.given:
         said = str(given)
     elif name in {RDZV_CONF_TIMEOUTS.get(key) for key in conf.value or {}}:
         said = str(conf)
+    else:
+        said = f"{given.option.flags[0]}={value}"
     return UsageError(f"{said}: {error.why}")
 
 

@@ -28,7 +28,8 @@ class Option:
         dest: its name in the environment (``PET_<DEST>``, ``ELASTIC_<DEST>``) and in the file.
         value_type: what its value can be.
         default: the value if nothing says otherwise.
-        flags: as typed; the first is the one shown in messages.
+        flags: as typed; the first is the one shown in messages. (): only launchers say it, in the
+            environment.
         group: title of its group in the help; "" for torchrun's.
         help: one or two lines.
         metavar: what stands for the value in the help.
@@ -81,7 +82,15 @@ def _time(seconds: float) -> str:
 
 _SHARE = f"{defaults.SNAPSHOT_MEMORY_SHARE * 100:g}%%"  # argparse takes %% for %
 
+# What a launcher knows of the nodes that it starts, and nobody types.
+_OF_LAUNCHERS = (
+    Option("node_life", value_types.WHOLE, 0, from_file=False),
+    Option("once", value_types.SWITCH, default=False, from_file=False),
+    Option("patient", value_types.SWITCH, default=False, from_file=False),
+)
+
 OURS: tuple[Option, ...] = (
+    *_OF_LAUNCHERS,
     _ours(
         "--min",
         value_types.WHOLE,
@@ -156,16 +165,6 @@ OURS: tuple[Option, ...] = (
         "",
     ),
     _ours(
-        "--node-life",
-        value_types.WHOLE,
-        JOB,
-        "N",
-        "for launchers that never run two nodes of one name at once: a number that grows with each "
-        "start of the node, so that its earlier processes are known to have ended (default: 0, no "
-        "number)",
-        0,
-    ),
-    _ours(
         "--node-topology",
         value_types.TOPOLOGY,
         JOB,
@@ -194,15 +193,6 @@ OURS: tuple[Option, ...] = (
         False,
     ),
     _ours(
-        "--once",
-        value_types.SWITCH,
-        JOB,
-        "",
-        "a run that has ended well is over for good: a node that comes to it later ends with 0, "
-        "and does not begin it again",
-        False,
-    ),
-    _ours(
         "--slurm",
         value_types.choice("auto", "job", "array", "off"),
         JOB,
@@ -220,15 +210,6 @@ OURS: tuple[Option, ...] = (
         "exit code of a node that was asked to leave, for launchers that start it again by its "
         f"code (default: {defaults.LEAVE_CODE})",
         defaults.LEAVE_CODE,
-    ),
-    _ours(
-        "--patient",
-        value_types.SWITCH,
-        JOB,
-        "",
-        "a second signal does not hurry a node that is leaving (SIGINT does): whoever sends it "
-        "ends the node with SIGKILL when its time is over, as Slurm does",
-        False,
     ),
     _ours(
         "--requeue",

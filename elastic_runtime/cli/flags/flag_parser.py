@@ -201,7 +201,7 @@ def _value_type_of(action: argparse.Action) -> value_types.ValueType:
 
 def _add(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
     groups: dict[str, Any] = {}
-    for option in options:
+    for option in (one for one in options if one.flags):
         group = groups.get(option.group)
         if group is None:
             group = groups[option.group] = parser.add_argument_group(option.group)

@@ -126,9 +126,18 @@ class Settings:
         return [
             flag
             for dest, setting in self.by_dest.items()
-            if setting.given and dest not in skipped
+            if setting.given and setting.option.flags and dest not in skipped
             for flag in _as_flags(setting)
         ]
+
+    def as_variables(self, *, without: Iterable[str] = ()) -> dict[str, str]:
+        """The variables that say what has no flag."""
+        skipped = set(without)
+        return {
+            VARIABLES[Level.ELASTIC] + dest.upper(): setting.text
+            for dest, setting in self.by_dest.items()
+            if setting.given and not setting.option.flags and dest not in skipped
+        }
 
 
 def _as_flags(setting: Setting) -> list[str]:

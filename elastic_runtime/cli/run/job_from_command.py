@@ -27,7 +27,7 @@ from elastic_runtime.config import LOOPBACK, SCRIPT
 from elastic_runtime.endpoint import read_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from elastic_runtime.cli.flags.flag_parser import CommandLine
     from elastic_runtime.cli.flags.setting_sources import Settings
@@ -172,14 +172,15 @@ def local_environ(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     return _without(_NOT_PASSED_ON, job, environ)
 
 
-def _without(dests: Iterable[str], job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+def _without(dests: Collection[str], job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     said = {
         prefix + name.upper()
         for prefix in VARIABLES.values()
         for dest in dests
         for name in job.settings.of(dest).option.names
     }
-    return {name: value for name, value in environ.items() if name not in said}
+    inherited = {name: value for name, value in environ.items() if name not in said}
+    return inherited | job.settings.as_variables(without=dests)
 
 
 def _flags(job: Job, config: JobConfig, without: Sequence[str] = ()) -> list[str]:

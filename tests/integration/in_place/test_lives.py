@@ -26,18 +26,23 @@ def where(folder: Path, etcd: EtcdServer) -> tuple[str, ...]:
     return ("--rdzv-endpoint", f"etcd://{etcd.endpoint}/{folder.name}", "--rdzv-id", "x")
 
 
+def life(number: int) -> dict[str, str]:
+    """As a launcher says which start of a node it is."""
+    return {"ELASTIC_NODE_LIFE": str(number)}
+
+
 def test_nobody_waits_for_a_silent_node_that_another_has_replaced(
     tmp_path: Path, etcd: EtcdServer
 ) -> None:
     place = (*where(tmp_path, etcd), "--min", "1", "--max", "1")
-    name = ("--lease-ttl", "3", "--node-name", "pod-0", "--node-life")
+    name = ("--lease-ttl", "3", "--node-name", "pod-0")
     first, second = tmp_path / "first", tmp_path / "second"
-    with Job(first, "steps.py", *place, *name, "1") as silent:
+    with Job(first, "steps.py", *place, *name, environ=life(1)) as silent:
         silent.ranks(1)
         # As from a machine that is off: the port of a stopped process takes probes, unanswered.
         processes.send([silent.process.pid], signal.SIGSTOP)
         # Without a word of its life it would wait for --fence-timeout, ten minutes.
-        with Job(second, "steps.py", *place, *name, "2") as later:
+        with Job(second, "steps.py", *place, *name, environ=life(2)) as later:
             later.ranks(1)
             later.finish()
 

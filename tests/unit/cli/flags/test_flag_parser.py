@@ -119,12 +119,19 @@ def test_an_option_behind_the_script_is_told_of(
         assert line.startswith(flag) and "stands after train.py" in line
 
 
+@pytest.mark.parametrize("name", ["node-life", "once", "patient"])
+def test_what_only_launchers_say_is_no_flag(parser: Parser, name: str) -> None:
+    assert f"--{name}" not in parser.help()
+    with pytest.raises(UsageError, match=f"there is no option --{name}"):
+        parser.split([f"--{name}", "train.py"])
+
+
 def test_no_two_flags_share_a_name() -> None:
     names = Counter(name for option in OURS for name in (*option.names, *option.flags))
     assert [name for name, times in names.items() if times > 1] == []
 
 
-@pytest.mark.parametrize("option", OURS, ids=lambda option: option.dest)
+@pytest.mark.parametrize("option", [one for one in OURS if one.flags], ids=lambda one: one.dest)
 def test_each_flag_can_be_written_in_two_ways_and_says_what_it_is_for(option: Option) -> None:
     assert option.group and option.help
     for flag in option.flags:
@@ -234,6 +241,7 @@ import os, sys
 sys.modules["torch.distributed"] = None  # torch itself must be found, not imported
 from elastic_runtime.cli.run.job_from_command import read_job
 from elastic_runtime.cli.run.elastic_run import Parser, read_settings
+from elastic_runtime.errors import UsageError
 parser = Parser()
 line = parser.split(["--max", "4", "--nproc-per-node", "2", "--numa-binding", "node", "train.py"])
 job = read_job(line, read_settings(parser.options, line.given, {}), {})
