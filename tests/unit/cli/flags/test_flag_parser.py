@@ -14,6 +14,7 @@ from elastic_runtime.cli.flags import torchrun_parser
 from elastic_runtime.cli.flags.flag_options import OURS, Option
 from elastic_runtime.cli.flags.flag_parser import Parser, misplaced
 from elastic_runtime.cli.flags.unknown_variables import unknown_variables
+from elastic_runtime.errors import UsageError
 from tests.unit.programs import python
 
 if TYPE_CHECKING:
