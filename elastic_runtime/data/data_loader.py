@@ -17,7 +17,8 @@ from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of,
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.data.steps import GivesSteps, TrainingStep
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.loop_hints import OTHER_BATCH, tell_once
+from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
+from elastic_runtime.worker.loop_hints import OTHER_BATCH, PIECE_OF_ONE, tell_once
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -216,6 +217,23 @@ class DataLoader(GivesSteps):
 
     def _go_to_commit(self) -> None:
         self._at = self.epoch, self.cursor
+        if self._progress is not None and self._progress.needs_two and (one := self._alone_at()):
+            tell_once(PIECE_OF_ONE, samples=one[0], world=one[1])
+
+    def _alone_at(self) -> tuple[int, int] | None:
+        """A step of an epoch, in samples, and a world that this job may have in which a rank gets
+        one sample at a time; None if there are none."""
+        sampler, whole = self.batch_sampler, self.global_batch_size
+        steps = {whole} if len(self.dataset) >= whole else set()
+        if not sampler.drops_last:
+            steps.add(len(self.dataset) % whole or whole)
+        most = int(os.environ.get(ENV_MOST_WORKERS) or self.place[1])
+        for world in range(1, most + 1):
+            for samples in sorted(steps):
+                pieces = len(pieces_of(samples, 0, world, sampler.at_once))
+                if samples // world // pieces < 2:
+                    return samples, world
+        return None
 
     def _next_epoch(self) -> int:
         return self._at[0]

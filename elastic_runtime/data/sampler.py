@@ -88,6 +88,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         commits: how many steps were committed in this process.
         batch_size: samples in a step, over all ranks; setting takes effect at the next iteration.
         at_once: how many of them a rank holds at a time; 0: its whole share.
+        drops_last: the last step of an epoch is left out if it is smaller.
         earlier: steps of which this rank takes other shares than those of the present world.
     """
 
@@ -122,7 +123,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             rank is not None and world is not None and not 0 <= rank < world
         ):
             raise UsageError(f"rank={rank} of world={world}: give both, with 0 <= rank < world")
-        self._size, self._seed, self._drop_last = size, seed, drop_last
+        self._size, self._seed, self.drops_last = size, seed, drop_last
         self.batch_size = batch_size
         self.at_once = at_once or 0
         self._orders = Orders(size, order, replacement=replacement)
@@ -294,12 +295,12 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
     def _steps(self, samples: int) -> int:
         """How many steps so many samples make."""
         whole, rest = divmod(samples, self.batch_size)
-        return whole + (rest > 0 and not self._drop_last)
+        return whole + (rest > 0 and not self.drops_last)
 
     def _pieces(self, samples: int) -> int:
         """How many pieces so many samples make."""
         whole, rest = divmod(samples, self.batch_size)
-        last = 0 if self._drop_last else self.pieces_in(rest)
+        last = 0 if self.drops_last else self.pieces_in(rest)
         return whole * self.pieces_in(self.batch_size) + last
 
     def _after(self, epoch: int, cursor: int) -> tuple[int, int]:
@@ -308,7 +309,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
 
     def _normalized(self, epoch: int, cursor: int) -> tuple[int, int]:
         """This position, or the beginning of the next epoch if no step follows in this one."""
-        enough = self.batch_size if self._drop_last else 1
+        enough = self.batch_size if self.drops_last else 1
         over = cursor > 0 and self._left(epoch, cursor) < enough
         return (epoch + 1, 0) if over else (epoch, cursor)
 
@@ -345,7 +346,7 @@ class Shares:
         self._cut.clear()
         self._moment = Moment(sampler._seed, epoch)
         self._order = sampler._orders.of(*self._moment)
-        if sampler._drop_last and len(self._order) < sampler.batch_size:
+        if sampler.drops_last and len(self._order) < sampler.batch_size:
             raise UsageError(
                 f"epoch {epoch} has {len(self._order)} samples, and drop_last leaves nothing of "
                 f"them with a batch of {sampler.batch_size}; take a smaller batch"

@@ -1023,6 +1023,11 @@ class _ForLoaders:
     def is_entrusted(self) -> bool:
         return self._state.is_entrusted
 
+    @property
+    def needs_two(self) -> bool:
+        modules = (one for held in self._state._modules.values() for one in held.modules())
+        return any(isinstance(one, torch.nn.BatchNorm1d) for one in modules)
+
     def end_training(self) -> Never:
         raise TrainingStopped
 

@@ -35,6 +35,11 @@ VALUES_DIFFER = (
     "one; set the same on all ranks, set them in what state.at(...) calls, or keep what each rank "
     "has for itself in elastic.PerRank"
 )
+PIECE_OF_ONE = (
+    "where {world} workers share a step of {samples} samples, a worker gets one sample at a time, "
+    "and BatchNorm1d cannot be trained with one: leave such a step out with drop_last=True, or "
+    "choose another global_batch_size or at_once"
+)
 COMMIT_TWICE = (
     "commit() was called twice with no optimizer and no step of a loader in between: each commit "
     "counts a step"

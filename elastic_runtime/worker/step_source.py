@@ -23,6 +23,7 @@ class JobProgress(Protocol):
         stopped: training is over, on all ranks, whatever bound a loop has.
         call: which call of ``train`` this is; another one in each world.
         is_entrusted: each rank trains a model of its own between two commits.
+        needs_two: a model cannot be trained with one sample alone.
     """
 
     @property
@@ -36,6 +37,9 @@ class JobProgress(Protocol):
 
     @property
     def is_entrusted(self) -> bool: ...
+
+    @property
+    def needs_two(self) -> bool: ...
 
     def end_training(self) -> None:
         """Leaves ``train``, as training is over, and the loop asks for more steps again."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset
 
+from elastic_runtime.data import data_loader
 from elastic_runtime.data import steps as steps_module
 from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.data.kept_loader import KeptLoader
@@ -44,6 +45,7 @@ class Job:
     stopped: bool = False
     call: int = 1
     is_entrusted: bool = False
+    needs_two: bool = False
 
     def end_training(self) -> None:
         raise Ended
@@ -482,6 +484,33 @@ def test_a_total_is_over_all_pieces_that_count_and_they_still_come() -> None:
     with pytest.raises(UsageError, match="before the first one"):
         step.total(len)
     job.commit(loader)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "most", "told"),
+    [
+        (64, {}, 4, None),
+        (65, {}, 4, (1, 1)),
+        (67, {}, 2, (3, 2)),
+        (67, {}, 1, None),
+        (65, {"drop_last": True}, 4, None),
+        (64, {"at_once": 1}, 1, (8, 1)),
+        (64, {}, 5, (8, 5)),
+    ],
+)
+def test_who_cannot_train_with_one_sample_hears_of_it_before_that_world_comes(
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    options: dict[str, Any],
+    most: int,
+    told: tuple[int, int] | None,
+) -> None:
+    hints: list[dict[str, Any]] = []
+    monkeypatch.setenv("ELASTIC_MOST_WORKERS", str(most))
+    monkeypatch.setattr(data_loader, "tell_once", lambda hint, **words: hints.append(words))
+    for needs_two in (False, True):
+        next(made(size, 8, job=Job(needs_two=needs_two), **options).steps())
+    assert hints == ([{"samples": told[0], "world": told[1]}] if told else [])
 
 
 def test_where_ranks_train_alone_a_total_is_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:

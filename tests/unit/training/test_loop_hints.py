@@ -143,7 +143,7 @@ def test_another_batch_is_told_when_it_is_loaded(
     Script(tmp_path).run(epochs=1)
     monkeypatch.setattr(run_loop, "_ran", False)
     script = Script(tmp_path)
-    script.loader.batch_sampler.batch_sizes = 2, 2
+    script.loader.global_batch_size = 2
     script.run(epochs=2)
     assert hints == [loop_hints.OTHER_BATCH.format(before=4, now=2)]
 
