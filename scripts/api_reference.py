@@ -55,6 +55,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "LocalSGD": (),
     },
     "Checkpoints": {
+        "Checkpointer": ("steps", "resume", "step", "save", "wait", "close"),
         "load": (),
         "PerRank": (),
     },

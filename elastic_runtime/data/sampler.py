@@ -22,7 +22,6 @@ from elastic_runtime.data.epoch_order import Orders
 from elastic_runtime.data.outlook import Outlook, Stretch
 from elastic_runtime.data.sample_seeds import Batch, Moment, begin
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state import missing_parts
 from elastic_runtime.worker.world import FollowsWorld, World
 
 if TYPE_CHECKING:
@@ -317,8 +316,6 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
 class Shares:
     """The shares of one rank, from the position of its sampler to the end of the epoch."""
 
-    called = "the loader", "loader"
-
     def __init__(self, sampler: ElasticBatchSampler, outlook: Outlook) -> None:
         """Starts there. Nothing is loaded by this process before ``begin``.
 
@@ -327,18 +324,15 @@ class Shares:
             outlook: where, and whose share.
         """
         self.sampler = sampler
-        self.began = outlook.epoch, outlook.cursor
-        self.given = 0
         self._outlook = outlook
         self._begun = False
         self._cut: deque[list[int]] = deque()  # the pieces of the present step that are to come
-        self._go_to(*self.began)
+        self._go_to(outlook.epoch, outlook.cursor)
 
     def begin(self) -> None:
         """The script iterates over them from now on."""
         self._begun = True
         begin(self._moment)
-        missing_parts.begun(self)
 
     def _go_to(self, epoch: int, cursor: int) -> None:
         sampler = self.sampler
@@ -369,7 +363,6 @@ class Shares:
         piece = self._cut.popleft()
         if not self._cut:  # only then is the step read: its pieces come again together
             self._position = self.sampler._normalized(epoch, cursor + share.batch)
-        self.given += 1
         if self._begun:
             begin(self._moment)  # for a loader without processes of its own, which loads it now
         return Batch(piece, self._moment)

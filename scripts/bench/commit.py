@@ -193,8 +193,8 @@ def _rank_in_turns(
             line.send(millis)
 
     if commits:
-        sampler = elastic.ElasticBatchSampler(1 << 16, BATCH)
-        state = elastic.State(model=model, optim=optim, sampler=sampler)
+        loader = elastic.DataLoader(range(1 << 16), BATCH)
+        state = elastic.State(model=model, optim=optim, loader=loader)
         elastic.run(lambda world: turns(state), state)
         return
     torch.distributed.init_process_group("gloo")

@@ -7,7 +7,7 @@ alone, without training. Three ways to go on after a change:
 - ``DistributedSampler`` restarted: the epoch begins anew, as in a script that saves no position.
 - ``DistributedSampler`` and skip: as many batches as have been made are skipped, as in a script
   that saves the number of its batch.
-- ``ElasticBatchSampler``: its saved position, in the same global batches.
+- ``elastic.DataLoader``: its saved position, in the same global batches.
 
 ::
 
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from elastic_runtime import ElasticBatchSampler
+from elastic_runtime import DataLoader, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Replay:
     Attributes:
         size: samples in the data set.
         batch: samples of each rank in a step; the global batch of the first world is kept by
-            ``ElasticBatchSampler``.
+            ``elastic.DataLoader``.
         worlds: how many ranks, one change after the other.
         steps: from one change to the next; the last world goes on to the end of the epoch.
         seed: of the order.
@@ -116,20 +116,20 @@ def _distributed(replay: Replay, world: int, skip: int, steps: int | None) -> li
 
 
 def elastic(replay: Replay) -> list[int]:
-    """All samples that count with ``ElasticBatchSampler``, saved and loaded at each change."""
+    """All samples that count with ``elastic.DataLoader``, saved and loaded at each change."""
     batch = replay.batch * replay.worlds[0]
     position = ""
     seen = []
     for world, steps in replay.lives():
-        ranks = [
-            ElasticBatchSampler(replay.size, batch, seed=replay.seed, rank=rank, world=world)
-            for rank in range(world)
-        ]
-        for rank in ranks if position else []:
-            rank.load_state_dict(json.loads(position))
-        for shares in itertools.islice(zip(*ranks, strict=True), steps):
+        ranks = [DataLoader(range(replay.size), batch, seed=replay.seed) for _ in range(world)]
+        for number, rank in enumerate(ranks):
+            rank.enter(World(number, world, number, world, 0, 1, 1))
+            if position:
+                rank.load_state_dict(json.loads(position))
+        rows = zip(*(rank.steps(epochs=1) for rank in ranks), strict=True)
+        for shares in itertools.islice(rows, steps):
             for rank, share in zip(ranks, shares, strict=True):
-                seen += share if rank.loss_scale else []
+                seen += [int(i) for piece in share for i in piece if share.weight]
                 rank.commit()
         position = json.dumps(ranks[0].state_dict())
     return seen
@@ -138,7 +138,7 @@ def elastic(replay: Replay) -> list[int]:
 CONTENDERS = {
     "DistributedSampler, restarted": restarted,
     "DistributedSampler and skip": skipping,
-    "ElasticBatchSampler": elastic,
+    "elastic.DataLoader": elastic,
 }
 
 

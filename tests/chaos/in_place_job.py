@@ -52,9 +52,9 @@ class Points(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return index, self._inputs[index], self._targets[index]
 
 
-def sampler(**place: int) -> elastic.ElasticBatchSampler:
-    """The order of the samples, for this rank or another."""
-    return elastic.ElasticBatchSampler(SAMPLES, BATCH, seed=_SEED, **place)
+def loader_of(**options: Any) -> elastic.DataLoader:
+    """The samples in the order of the job."""
+    return elastic.DataLoader(Points(), BATCH, seed=_SEED, **options)
 
 
 def network() -> tuple[nn.Module, torch.optim.Adam]:
@@ -170,11 +170,10 @@ class Trainer:
         self._history, self._orders, self._goal = history, orders, goal
         self._seconds = seconds
         self._draw = random.Random(history.name)
-        self._sampler = sampler()
-        self._loader = elastic.loader(Points(), self._sampler, num_workers=2)
-        self.parts = {"model": self.model, "optim": self.optim, "sampler": self._sampler}
-        self.state = elastic.State(shadow=shadow, **self.parts)
-        self.state.tale = 0
+        self._loader = loader_of(num_workers=2)
+        self.state = elastic.State(
+            shadow=shadow, model=self.model, optim=self.optim, loader=self._loader, tale=0
+        )
         self._tells = shadow
 
     def train(self, world: elastic.World) -> None:
@@ -185,17 +184,19 @@ class Trainer:
         try:
             # Several small buckets, so that faults come between them.
             ddp = DistributedDataParallel(self.model, init_sync=False, bucket_cap_mb=0.0005)
-            while not self._reached():
-                for batch in self._loader:
-                    self._step(ddp, batch, world.round)
-                    if self._reached():
-                        break
+            if self._reached():
+                return
+            for step in self._loader.steps():
+                for batch in step:
+                    self._step(ddp, batch, step.weight, world.round)
+                if self._reached():
+                    break
         finally:
             note("left", round=world.round, step=state.step)
 
-    def _step(self, ddp: nn.Module, batch: Any, number: int) -> None:
+    def _step(self, ddp: nn.Module, batch: Any, scale: float, number: int) -> None:
         state, note = self.state, self._history.write
-        step, scale = state.step + 1, self._sampler.loss_scale
+        step = state.step + 1
         # A rank without a share takes a sample of another rank, with no weight.
         samples = batch[0].tolist() if scale else []
         note("begun", round=number, step=step, samples=samples)
@@ -239,18 +240,13 @@ def main() -> None:
     orders = Orders(folder / "orders", history)
     orders.come_late()
     trainer = Trainer(history, orders, folder / "goal", args.seconds, shadow=args.shadow)
-    saver = None
     if args.save_every:
         SlowFiles(folder / "checkpoints", folder / "trouble", args.seconds)
-        saver = elastic.Checkpointer(
-            folder / "checkpoints",
-            {**trainer.parts},
-            every=args.save_every,
-            keep=3,
-            # How long a disk stays broken depends on how busy the machine is.
-            max_save_age="1h",
+        # How long a disk stays broken depends on how busy the machine is.
+        trainer.state.checkpoints(
+            folder / "checkpoints", every=args.save_every, keep=3, max_age="1h"
         )
-    elastic.run(trainer.train, trainer.state, saver)
+    elastic.run(trainer.train, trainer.state)
     torch.save(trainer.model.state_dict(), folder / "weights" / f"{history.name}.pt")
     history.write("ended", step=trainer.state.step)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from elastic_runtime import Checkpointer
-from tests.chaos.in_place_job import Points, digest, learn, network, sampler, tale_after
+import elastic_runtime as elastic
+from tests.chaos.in_place_job import Points, digest, learn, loader_of, network, tale_after
 from tests.chaos.in_place_plan import Kind
 from tests.model.history import Committed, Strike, violations
 
@@ -104,10 +104,8 @@ def check_saved(directory: Path, checkpoints: Checkpoints, histories: Histories)
     newest = checkpoints.newest
     assert newest is not None, "nothing was saved"
     model, optim = network()
-    entries = {"model": model, "optim": optim, "sampler": sampler(rank=0, world=1)}
-    saver = Checkpointer(directory, entries)
-    assert saver.resume(strict=False) == newest.step
-    saver.close()
+    state = elastic.State(model=model, optim=optim, loader=loader_of(), tale=0)
+    assert elastic.load(directory, state) == newest.step
     commits = (one for one in histories.records if isinstance(one, Committed))
     assert digest(model, optim) in {one.digest for one in commits if one.step == newest.step}
 
@@ -140,7 +138,7 @@ def table(seconds: dict[str, list[float]]) -> str:
 
 def _batches() -> Iterator[list[int]]:
     """All global batches, one after the other."""
-    order = sampler(rank=0, world=1)
+    order = loader_of().batch_sampler
     while True:
         yield from order
         order.epoch += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import elastic_runtime as elastic
-from elastic_runtime import ElasticBatchSampler
+from elastic_runtime.data.sampler import ElasticBatchSampler
 from tests.chaos import planned
 from tests.chaos.data_job import Task
 

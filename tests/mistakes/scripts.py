@@ -8,16 +8,15 @@ from __future__ import annotations
 PRELUDE = """
 import torch
 import elastic_runtime as elastic
-from elastic_runtime import Checkpointer, ElasticBatchSampler, JobConfig, State, loader, sample_rng
+from elastic_runtime import Checkpointer, DataLoader, JobConfig, State, sample_rng
 
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.zeros(8, 2))
-sampler = ElasticBatchSampler(8, 4)
 """
 
 _INTERVAL = "is not understood; give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both"
-_EACH = "each sample once, or ElasticBatchSampler(replacement=True)"
+_EACH = "each sample once, or DataLoader(replacement=True)"
 _COMMIT = "commit() outside of elastic.run … call it there, after optimizer.step()"
 _FORM = "does not take the one argument that elastic.run calls it with … (world)"
 
@@ -92,23 +91,22 @@ SCRIPTS = (
         'nothing is saved that they could begin with: call state.checkpoints("runs/x"',
     ),
     # Data
-    ("ElasticBatchSampler(8, 0)", "8 and 0"),
-    ("ElasticBatchSampler(0, 4)", "0 and 4"),
-    ("ElasticBatchSampler(8, 9, drop_last=True)", "take a smaller batch, or do not drop"),
-    ("ElasticBatchSampler(8, 4, replacement=True)", "is about an order= of your own; give one"),
-    ("ElasticBatchSampler(8, 4, rank=2, world=2)", "give both, with 0 <= rank < world"),
-    ("ElasticBatchSampler(8, 4, rank=2)", "rank=2 of world=None: give both"),
-    ("list(ElasticBatchSampler(8, 4, order=lambda epoch, g: [0, 0, 1]))", _EACH),
-    ("list(ElasticBatchSampler(8, 4, order=lambda epoch, g: [9]))", "give numbers below 8"),
-    ("list(ElasticBatchSampler(8, 4, order=lambda epoch, g: []))", "give at least one sample"),
+    ("DataLoader(data, 0)", "global_batch_size=0: give a whole number of samples, at least 1"),
+    ("DataLoader(data, 4, at_once=0)", "at_once=0: give a whole number of samples, at least 1"),
+    ("DataLoader([], 4)", "the data set is empty; give at least one sample"),
+    ("DataLoader(iter([1]), 4)", "read what can only be read in order with elastic.ShardedStream"),
+    ("DataLoader(data, 9, drop_last=True)", "take a smaller batch, or do not drop"),
+    ("DataLoader(data, 4, replacement=True)", "is about an order= of your own; give one"),
+    ("DataLoader(data, 4, shuffle=False, order=print)", "give that, or order="),
+    ("DataLoader(data, 4, batch_size=4)", "decides on batch_size; remove the option"),
+    ("DataLoader(data, 4, in_order=False, num_workers=1)", "in_order=False … remove the option"),
+    ("next(DataLoader(data, 4, order=lambda epoch, g: [0, 0, 1]).steps())", _EACH),
+    ("next(DataLoader(data, 4, order=lambda epoch, g: [9]).steps())", "give numbers below 8"),
+    ("next(DataLoader(data, 4, order=lambda epoch, g: []).steps())", "give at least one sample"),
     (
-        'list(ElasticBatchSampler(8, 4, order=lambda epoch, g: ["a"]))',
+        'next(DataLoader(data, 4, order=lambda epoch, g: ["a"]).steps())',
         "something else than whole numbers; return the indices",
     ),
-    ("loader(data, sampler, shuffle=True)", "leaves shuffle to the sampler; remove the option"),
-    ("loader(data, sampler, batch_size=4)", "are the sampler's; give them to ElasticBatchSampler"),
-    ("loader(data, sampler, in_order=False, num_workers=1)", "in_order=False … remove the option"),
-    ("loader(data, sampler, at_least_once=True)", "give loader() an ElasticBatchSampler instead"),
-    ("loader(data, sampler, seed=3)", "seed are the sampler's; give them to ElasticBatchSampler"),
+    ("DataLoader(data, 4).steps(epochs=-1)", "steps(epochs=-1): give a whole number from 0 on"),
     ("sample_rng(3)", "call it in the __getitem__ of a data set … or give it seed= and epoch="),
 )

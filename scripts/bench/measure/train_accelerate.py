@@ -27,12 +27,14 @@ warnings.filterwarnings("ignore")
 SAMPLES = 1 << 16
 
 
-def step(accelerator: Accelerator, model: nn.Module, optim: Any, batch: Any) -> None:
+def step(
+    accelerator: Accelerator, model: nn.Module, optim: Any, batch: Any, weight: float = 1.0
+) -> None:
     """One step of the benchmark's length."""
     points, labels = batch
     loss = nn.functional.cross_entropy(model(points), labels)
     optim.zero_grad()
-    accelerator.backward(loss)
+    accelerator.backward(loss * weight)
     optim.step()
     time.sleep(STEP_SECONDS)
 
@@ -65,52 +67,28 @@ def train_plain(args: argparse.Namespace) -> None:
     accelerator.end_training()
 
 
-def train_in_place(args: argparse.Namespace) -> None:
+def train_elastic(args: argparse.Namespace, *, in_place: bool) -> None:
     """The same with our accelerator, by ``elastic.run``."""
+    accelerator = fresh_accelerator(in_place=in_place, cpu=True)
     model, optim = network()
-    points = Points(SAMPLES)
-    sampler = elastic.ElasticBatchSampler(points, 2 * BATCH)
-    accelerator = fresh_accelerator(cpu=True)
-    loader = elastic.loader(points, sampler, num_workers=2)
-    model, optim, loader = accelerator.prepare(model, optim, loader)
-    state = elastic.State(model=model, optim=optim, sampler=sampler)
+    loader = elastic.DataLoader(Points(SAMPLES), 2 * BATCH, num_workers=2)
+    model, optim = accelerator.prepare(model, optim)
+    state = elastic.State(model=model, optim=optim, loader=loader)
+    if not in_place:
+        state.checkpoints(args.checkpoint, every=f"{SAVE_EVERY} steps", keep=2)
 
     def train(world: elastic.World) -> None:
         log = StepLog(args.notes, first_step=state.step)
-        while state.step < args.steps:
-            for batch in loader:
-                step(accelerator, model, optim, batch)
-                number, at = state.step, time.monotonic_ns()
-                try:
-                    state.commit()
-                finally:
-                    log.completed(number, at)
-                if state.step == args.steps:
-                    break
+        for one in loader.steps(steps=args.steps):
+            for batch in one:
+                step(accelerator, model, optim, batch, one.weight)
+            number, at = state.step, time.monotonic_ns()
+            try:
+                state.commit()
+            finally:
+                log.completed(number, at)
 
-    elastic.run(train, state)
-
-
-def train_from_checkpoints(args: argparse.Namespace) -> None:
-    """The same with our accelerator, from checkpoints of ours."""
-    accelerator = fresh_accelerator(in_place=False, cpu=True)
-    model, optim = network()
-    points = Points(SAMPLES)
-    sampler = elastic.ElasticBatchSampler(points, 2 * BATCH)
-    loader = elastic.loader(points, sampler, num_workers=2)
-    model, optim, loader = accelerator.prepare(model, optim, loader)
-    parts = {"model": model, "optim": optim, "sampler": sampler}
-    ckpt = elastic.Checkpointer(args.checkpoint, parts, every=f"{SAVE_EVERY} steps", keep=2)
-    ckpt.resume()
-    log = StepLog(args.notes, first_step=ckpt.steps)
-    while ckpt.steps < args.steps:
-        for batch in loader:
-            step(accelerator, model, optim, batch)
-            log.completed(ckpt.steps)
-            ckpt.step()
-            if ckpt.steps == args.steps:
-                break
-    ckpt.close()
+    elastic.run(train, state, in_place=in_place)
     accelerator.end_training()
 
 
@@ -123,8 +101,11 @@ def main() -> None:
     args = parser.parse_args()
     hold_ballast()
     torch.manual_seed(0)
-    train = {"in-place": train_in_place, "restart": train_from_checkpoints}
-    train.get(os.environ.get("BENCH_ACCELERATE", ""), train_plain)(args)
+    kind = os.environ.get("BENCH_ACCELERATE", "")
+    if kind in ("in-place", "restart"):
+        train_elastic(args, in_place=kind == "in-place")
+    else:
+        train_plain(args)
 
 
 if __name__ == "__main__":

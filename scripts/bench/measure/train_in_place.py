@@ -22,25 +22,22 @@ def main() -> None:
 
     model, optim = network()
     points = Points(1 << 16)
-    sampler = elastic.ElasticBatchSampler(len(points), BATCH)
-    state = elastic.State(model=model, optim=optim, sampler=sampler)
-    loader = elastic.loader(points, sampler, num_workers=2)
+    loader = elastic.DataLoader(points, BATCH, num_workers=2)
+    state = elastic.State(model=model, optim=optim, loader=loader)
 
     def train(world: elastic.World) -> None:
         ddp = DistributedDataParallel(model, init_sync=False)
         log = StepLog(args.notes, first_step=state.step)
-        while state.step < args.steps:
-            for batch in loader:
-                train_one(ddp, optim, batch)
-                step, at = state.step, time.monotonic_ns()
-                try:
-                    state.commit()
-                finally:
-                    # Also where the world changes here. A step that a fault undoes before its
-                    # commit is not lost: it never counted.
-                    log.completed(step, at)
-                if state.step == args.steps:
-                    break
+        for step in loader.steps(steps=args.steps):
+            for batch in step:
+                train_one(ddp, optim, batch, weight=step.weight)
+            number, at = state.step, time.monotonic_ns()
+            try:
+                state.commit()
+            finally:
+                # Also where the world changes here. A step that a fault undoes before its commit
+                # is not lost: it never counted.
+                log.completed(number, at)
 
     elastic.run(train, state)
 

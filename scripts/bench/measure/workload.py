@@ -63,12 +63,13 @@ def train_one(
     optim: torch.optim.Optimizer,
     batch: tuple[torch.Tensor, torch.Tensor],
     pause: float = STEP_SECONDS,
+    weight: float = 1.0,
 ) -> None:
     """One step that takes a little over ``STEP_SECONDS``, or another pause."""
     points, labels = batch
     loss = nn.functional.cross_entropy(model(points), labels)
     optim.zero_grad()
-    loss.backward()
+    (loss if weight == 1.0 else loss * weight).backward()
     optim.step()
     time.sleep(pause)
 

@@ -91,15 +91,16 @@ def returns_early() -> None:
 
 
 def counts_as_well() -> None:
-    sampler = elastic.ElasticBatchSampler(64, batch=4, seed=1)
-    parts = {"model": MODEL, "sampler": sampler}
+    loader = elastic.DataLoader(range(64), 4, seed=1)
+    parts = {"model": MODEL, "loader": loader}
     saver = elastic.Checkpointer(os.path.join(ARGS.folder, "saved"), parts)
     state = elastic.State(**parts)
 
     def train(world: elastic.World) -> None:
-        for batch in sampler:
+        for step in loader.steps(epochs=1):
+            samples = [int(one) for piece in step for one in piece]
             state.commit()
-            NOTES.say("step", world, step=state.step, samples=list(batch))
+            NOTES.say("step", world, step=state.step, samples=samples)
             saver.step()  # as it was before elastic.run
 
     elastic.run(train, state, saver)

@@ -18,7 +18,7 @@ BATCH = 12
 SLOW = 11.0  # seconds that a worker needs to start, once the test says so
 
 
-class Sampler(elastic.ElasticBatchSampler):
+class Loader(elastic.DataLoader):
     """Has its process stand still on its way into a round, if the test says so."""
 
     stands = False
@@ -50,18 +50,14 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
     optim = torch.optim.Adam(model.parameters(), lr=0.01)
     data = torch.randn(20 * BATCH, FEATURES)
-    sampler = Sampler(len(data), BATCH, seed=2)
-    sampler.stands = notes.has("stand") and notes.once("stood")
+    loader = Loader(data, BATCH, seed=2)
+    loader.stands = notes.has("stand") and notes.once("stood")
     forgetful = Forgetful()
     more = {"forgetful": forgetful} if args.kind.startswith("forgets") else {}
-    state = elastic.State(model=model, optim=optim, sampler=sampler, **more)
+    state = elastic.State(model=model, optim=optim, loader=loader, **more)
     state.made = 0
-    saver = None
     if args.kind == "saved":
-        saver = elastic.Checkpointer(
-            os.path.join(args.folder, "saved"), state.parts, every="10 steps", keep=2
-        )
-    loader = elastic.loader(data, sampler)
+        state.checkpoints(os.path.join(args.folder, "saved"), every="10 steps", keep=2)
     rounds: list[int] = []
 
     def train(world: elastic.World) -> float:
@@ -70,8 +66,8 @@ def main() -> None:
         rounds.append(world.round)
         if len(rounds) == 1 and notes.has("late") and notes.once("hung"):
             time.sleep(3600.0)  # in the first step of this process
-        while True:
-            for batch in loader:
+        for one in loader.steps():
+            for batch in one:
                 if state.step == args.steps if args.steps else notes.enough():
                     notes.say("ended", world, step=state.step, digest=digest(model))
                     return digest(model)
@@ -80,7 +76,7 @@ def main() -> None:
                 notes.obey(world, state.step)
                 if args.kind == "loud":
                     print("x" * 4000)
-                (loss * sampler.loss_scale).backward()
+                one.backward(loss)
                 time.sleep(args.seconds)
                 optim.step()
                 state.made += 1
@@ -88,7 +84,7 @@ def main() -> None:
                 state.commit()
                 notes.say("step", world, step=state.step)
 
-    elastic.run(train, state, saver, start_over=args.kind == "forgets, anew")
+    elastic.run(train, state, start_over=args.kind == "forgets, anew")
     if args.kind == "exports":
         notes.say("exports")
         while not notes.has("exported"):

@@ -109,7 +109,7 @@ def test_the_global_generators_go_on(tmp_path: Path) -> None:
     draw()  # the normal numbers of NumPy come in pairs: the second one is kept
     storage, which = save(tmp_path, [{"rng": GlobalGenerators()}])
     expected = [draw(), draw()]
-    load(storage, which, {"rng": elastic_runtime.GlobalGenerators()}, 0, 1)
+    load(storage, which, {"rng": GlobalGenerators()}, 0, 1)
     assert [draw(), draw()] == expected
     storage, which = save(tmp_path / "two", [{"rng": GlobalGenerators()}, {"rng": random.Random()}])
     with pytest.raises(CheckpointError, match="the entry 'rng' refused what was loaded for it"):

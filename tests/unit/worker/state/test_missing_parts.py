@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
@@ -21,7 +20,10 @@ if TYPE_CHECKING:
 
     from elastic_runtime.events import Event
 
-DATA = TensorDataset(torch.zeros(16, 2))
+
+def stream() -> elastic.ShardedStream:
+    """Sixteen samples."""
+    return elastic.ShardedStream([0], read=lambda _: torch.zeros(16, 2), batch_size=2)
 
 
 class Script:
@@ -30,8 +32,7 @@ class Script:
     def __init__(self) -> None:
         self.model = nn.Linear(2, 1)
         self.optim: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
-        self.sampler = elastic.ElasticBatchSampler(DATA, 2, rank=0, world=1)
-        self.loader = elastic.loader(DATA, self.sampler)
+        self.stream = stream()
 
     def steps(self, state: State, step: Callable[[], None] | None = None) -> list[Finding]:
         """What is found in two steps that are ``step``; None: those of the optimizer."""
@@ -58,7 +59,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 def test_an_optimizer_of_the_models_is_missed(script: Script) -> None:
-    state = State(model=script.model, sampler=script.sampler)
+    state = State(model=script.model, stream=script.stream)
     (found,) = script.steps(state)
     assert "AdamW changes parameters of the State's 'model' and is not in" in found.text
     assert not found.certain
@@ -66,7 +67,7 @@ def test_an_optimizer_of_the_models_is_missed(script: Script) -> None:
 
 @pytest.mark.parametrize("counts", [False, True])
 def test_a_state_without_the_model_is_missed(script: Script, counts: bool) -> None:
-    state = State(sampler=script.sampler)
+    state = State(stream=script.stream)
     if counts:
         state.weights = [0.0]  # whoever keeps values here may keep those
     (found,) = script.steps(state)
@@ -129,39 +130,39 @@ def test_an_optimizer_of_one_step_is_a_helper(script: Script) -> None:
     assert script.steps(State(model=script.model, optim=script.optim), step) == []
 
 
-def batches_of(loader: DataLoader[Any]) -> Callable[[], Any]:
-    batches: Iterator[Any] = iter(loader)
+def batches_of(stream: elastic.ShardedStream) -> Callable[[], Any]:
+    batches: Iterator[Any] = iter(stream)
     return lambda: next(batches)
 
 
-def test_the_loaders_sampler_is_missed(script: Script) -> None:
+def test_a_stream_is_missed(script: Script) -> None:
     state = State(model=script.model, optim=script.optim)
-    (found,) = script.steps(state, batches_of(script.loader))
-    assert "sampler is not in the State" in found.text
+    (found,) = script.steps(state, batches_of(script.stream))
+    assert "the ShardedStream is not in the State" in found.text
     assert found.certain
     state.seen = 0  # a script may keep the position there
-    (found,) = script.steps(state, batches_of(script.loader))
+    (found,) = script.steps(state, batches_of(script.stream))
     assert not found.certain
 
 
-def test_a_sampler_that_moves_or_belongs_to_an_evaluation_is_not_spoken_of(script: Script) -> None:
+def test_a_stream_that_moves_or_belongs_to_an_evaluation_is_not_spoken_of(script: Script) -> None:
     bare = State(model=script.model, optim=script.optim)
-    whole = State(model=script.model, sampler=script.sampler)
-    assert script.steps(whole, batches_of(script.loader)) == []
-    assert script.steps(State(mine=Holder(None)), batches_of(script.loader)) == []
+    whole = State(model=script.model, stream=script.stream)
+    assert script.steps(whole, batches_of(script.stream)) == []
+    assert script.steps(State(mine=Holder(None)), batches_of(script.stream)) == []
 
-    other = elastic.loader(DATA, elastic.ElasticBatchSampler(DATA, 2, rank=0, world=1))
+    other = stream()
     assert script.steps(whole, batches_of(other)) == []
     assert script.steps(bare, lambda: list(other)) == [], "an evaluation in each step"
     once = batches_of(other)
     once()
     assert script.steps(bare, lambda: None) == [], "an evaluation before the first step"
 
-    draw = batches_of(script.loader)
+    draw = batches_of(script.stream)
 
     def step() -> None:
         draw()
-        script.sampler.commit()
+        script.stream.commit()
 
     assert script.steps(bare, step) == []
 
@@ -203,10 +204,10 @@ def test_elastic_run_says_so_at_the_second_step(monkeypatch: pytest.MonkeyPatch)
     state = State(model=script.model, optim=script.optim)
 
     def train(world: elastic.World) -> None:
-        for _ in script.loader:
+        for _ in script.stream:
             script.step()
             state.commit()
 
-    with pytest.raises(UsageError, match="sampler is not in the State"):
+    with pytest.raises(UsageError, match="the ShardedStream is not in the State"):
         elastic.run(train, state)
     assert state.step == 2
