@@ -15,7 +15,7 @@ from elastic_runtime.data.outlook import earlier_shares
 from elastic_runtime.data.sample_seeds import generator
 from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
-from elastic_runtime.data.steps import GivesSteps, TrainingStep
+from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_place
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.worker.loop_hints import OTHER_BATCH, PIECE_OF_ONE, tell_once
@@ -69,6 +69,8 @@ class DataLoader(GivesSteps):
         drop_last: bool = False,
         order: Order | None = None,
         replacement: bool = False,
+        rank: int | None = None,
+        world: int | None = None,
         **options: Any,
     ) -> None:
         """Starts at the first sample of epoch 0, and starts its processes.
@@ -86,6 +88,8 @@ class DataLoader(GivesSteps):
             order: ``order(epoch, rng)`` gives the indices of an epoch in the order that they shall
                 come in; all randomness must be taken from ``rng``, a ``torch.Generator``.
             replacement: ``order`` may name samples more than once, or leave some out.
+            rank, world: whose share this process takes, and of how many, where several ranks train
+                on the same samples, as under tensor parallelism; not in place.
             **options: of torch's ``DataLoader``, such as ``num_workers`` and ``collate_fn``.
 
         Raises:
@@ -113,7 +117,10 @@ class DataLoader(GivesSteps):
             order=order if shuffle else _as_it_is(data),
             replacement=replacement,
             at_once=at_once,
+            rank=rank,
+            world=world,
         )
+        self._fixed = None if rank is None or world is None else (rank, world)
         self._loader = _torch_loader(data, self.batch_sampler, options, seed)
         self._at = 0, 0  # where it reads on
 
@@ -280,7 +287,10 @@ class DataLoader(GivesSteps):
 
     def enter(self, world: World) -> None:
         """Takes this rank's shares in another world from now on; ``elastic.run`` calls it."""
-        self.batch_sampler.enter(world)
+        if self._fixed is not None:
+            refuse_fixed_place(self._fixed)
+        else:
+            self.batch_sampler.enter(world)
 
     def commit(self) -> None:
         """See ``StepSource``."""

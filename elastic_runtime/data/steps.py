@@ -183,8 +183,11 @@ class TrainingStep:
         own_total: float = sum(map(_number, found))
         if self._source.trains_alone:
             return own_total
-        total: float = sum(self._source.peers().gather(own_total))
-        return total
+        # By share: under tensor parallelism several ranks have the same one.
+        shares: dict[int, float] = dict(
+            self._source.peers().gather([self._source.place[0], own_total])
+        )
+        return sum(shares.values())
 
     def drop_rest(self) -> None:
         """Reads what the script has left of it: the next step begins after it."""
@@ -202,6 +205,22 @@ class TrainingStep:
                 "step.backward(loss) for each piece"
             )
         return self.taken - 1
+
+
+def refuse_fixed_place(place: tuple[int, int]) -> None:
+    """Refuses shares of one world in a form in which the world changes.
+
+    Args:
+        place: the rank and the number of ranks that the script has named.
+
+    Raises:
+        UsageError: it is in place.
+    """
+    if context().in_place:
+        raise UsageError(
+            f"rank={place[0]}, world={place[1]} are of one world, and in place the world changes: "
+            "leave them out, or write elastic.run(train, state, in_place=False)"
+        )
 
 
 def _number(value: Any) -> float:
@@ -318,6 +337,11 @@ class GivesSteps(StepSource):
                 context().note(StepPieces(samples, world, at_once, pieces))
 
     # What a loader does
+
+    @property
+    @abstractmethod
+    def place(self) -> tuple[int, int]:
+        """Whose shares these are, and of how many."""
 
     @abstractmethod
     def _go_to_commit(self) -> None:

@@ -18,7 +18,7 @@ from elastic_runtime.data.sharded.lot_plan import EpochRules, Lot, begin_epoch
 from elastic_runtime.data.sharded.shard_list import ShardList, check_options
 from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, StreamWindows
 from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
-from elastic_runtime.data.steps import GivesSteps, TrainingStep
+from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_place
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.state import missing_parts
@@ -144,6 +144,8 @@ class ShardedStream(GivesSteps):
         Args:
             world: the new one.
         """
+        if self._fixed is not None:
+            refuse_fixed_place(self._fixed)
         self._entered = world.rank, world.size
         self._peers = self._gloo = self._own_peers = None
         # Iterations of before are void. What was given last may still be committed: where ranks

@@ -18,13 +18,10 @@ ELASTIC_RUN = ("-m", "elastic_runtime", "--nproc-per-node=2")
 ALONE = {
     "orders.py": r"differ by at most (\d\d); 3\d\d of 1000 are rare",
     "augment.py": r"the same everywhere: True",
-    "stream.py": r"(?s)4 lines from 'line 0 of epoch 0'.*2 lines from 'line 8 of epoch 1'",
 }
 ANY_WORLD = {
     "train.py": r"loss (0\.\d+) after 33 steps",
     "shards.py": r"weight (-?\d\.\d+) after 34 steps",
-    "accumulate.py": r"weights add up to (\d\.\d+)",
-    "stateful.py": r"each sample once: (True)",
 }
 
 

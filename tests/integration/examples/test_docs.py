@@ -78,7 +78,6 @@ EXAMPLES = {
     },
     "accelerate.md": {
         "accelerate_train.py": r"accuracy (?:0\.[89]\d|1\.00) after 48 steps",
-        "accelerate_accumulate.py": r"4 micro-batches, 6 steps",
         "accelerate_restart.py": r"48 steps",
     },
 }

@@ -544,6 +544,26 @@ def test_a_total_is_over_all_ranks(size: int) -> None:
     assert found == [(size, sum(range(size)) / 2, math.ceil(math.ceil(size / 3) / 2))] * 3
 
 
+def shared_totals() -> tuple[Any, ...]:
+    """Ranks 0 and 1 train on the same share, as under tensor parallelism."""
+    rank = dist.get_rank()
+    loader = DataLoader(torch.arange(7), 7, shuffle=False, rank=rank // 2, world=2)
+    loader.enter(world_of(rank, 4))
+    step = next(loader.steps())
+    return step.total(len), [piece.tolist() for piece in step], step.weight
+
+
+def test_several_ranks_may_take_the_same_share() -> None:
+    first, second = (7, [[0, 1, 2, 3]], 8 / 7), (7, [[4, 5, 6]], 6 / 7)
+    assert values(run_ranks(4, shared_totals)) == [first, first, second, second]
+
+
+def test_a_share_of_one_world_is_refused_in_place() -> None:
+    loader = DataLoader(torch.arange(8), 4, rank=0, world=2)
+    with context().running_in_place(), pytest.raises(UsageError, match="rank=0, world=2 are of"):
+        loader.enter(world_of(0, 2))
+
+
 def test_gradients_are_reduced_with_the_last_piece() -> None:
     loader, _ = in_state(8, 4, at_once=2)
     seen = [is_last_piece()]
