@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_runtime.lightning.loops.train_data import DataSettings
 
 
-class Job(Protocol):
+class FitRunner(Protocol):
     """What a fit loop belongs to: it goes on after faults."""
 
     def run(self, fit: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ class ElasticFitLoop(_FitLoop):  # type: ignore[misc]  # Lightning is not typed 
         goes_on: the epoch that is under way was begun before, perhaps by other processes.
     """
 
-    job: Job
+    job: FitRunner
     max_batches: float
 
     def __init__(self, replaced: _FitLoop, settings: DataSettings) -> None:
