@@ -1,6 +1,6 @@
 """The quickstart's story: three nodes train on handwritten digits while things go wrong.
 
-First with a ``Checkpointer`` alone, as a restart; then in place. Nothing of it depends on how fast
+First from checkpoints, by restarts; then in place. Nothing of it depends on how fast
 the machine is: the job trains for as long as the story goes on, and is then told how far to go.
 
 Everything that is printed comes from the job itself (of the epochs, every fifth), except for the

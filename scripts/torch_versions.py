@@ -57,7 +57,7 @@ class Kind:
 
 KINDS = (
     Kind("plain script", "plain.py", saved="saved.pt"),
-    Kind("`Checkpointer`", "checkpointer.py"),
+    Kind("restarted", "restarted.py"),
     Kind("in place", "in_place.py", in_place=True),
     Kind("sharded", "sharded.py"),
 )

@@ -68,7 +68,7 @@ def main() -> int:
     trials = plan(args.repeat, args.contenders, args.faults, args.nodes, seed)
     print(f"{len(trials)} trials, seed {seed}; files of those that fail stay in {args.directory}")
     results: list[Result] = []
-    script = job.CHECKPOINTER if args.checkpointer else job.PLAIN
+    script = job.RESTARTED if args.restarted else job.PLAIN
     try:
         with ExitStack() as stack:
             network = stack.enter_context(Network(max(args.nodes))) if CUT in args.faults else None
@@ -80,7 +80,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; the table shows what was measured until then")
     if args.json:
-        settings = {name: getattr(args, name) for name in ("deadline", "checkpointer", "ballast")}
+        settings = {name: getattr(args, name) for name in ("deadline", "restarted", "ballast")}
         settings["seed"] = seed
         report = {
             "machine": machine(),
@@ -153,7 +153,7 @@ def _arguments() -> argparse.Namespace:
     text = f"of {', '.join(FAULTS)} (all but {CUT}, which needs root, if none are named)"
     parser.add_argument("--faults", type=_names(FAULTS), default=default, help=text)
     parser.add_argument("--nodes", type=_sizes, default=[2, 3], help="sizes before the fault")
-    parser.add_argument("--checkpointer", action="store_true", help="train with a Checkpointer")
+    parser.add_argument("--restarted", action="store_true", help="go on from checkpoints, by restarts")
     text = (
         "GiB of memory that each worker has touched besides: the kernel takes it back when one dies"
     )

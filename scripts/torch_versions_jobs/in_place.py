@@ -14,9 +14,8 @@ def main() -> None:
     diary = Diary()
     model = network()
     optim = adam(model)
-    parts = {"model": model, "optim": optim}
-    ckpt = elastic.Checkpointer(diary.folder / "saved", parts, every=f"{SAVE_EVERY} steps")
-    state = elastic.State(**parts)
+    state = elastic.State(model=model, optim=optim)
+    state.checkpoints(diary.folder / "saved", every=f"{SAVE_EVERY} steps")
 
     def train(world: elastic.World) -> None:
         ddp = DistributedDataParallel(model, init_sync=False)
@@ -26,9 +25,8 @@ def main() -> None:
             train_one(ddp, optim, state.step)
             state.commit()
             diary.step(state.step)
-        ckpt.save()
 
-    elastic.run(train, state, checkpointer=ckpt)
+    elastic.run(train, state)
     diary.ends(state.step, model.parameters(), optim)
 
 

@@ -1,4 +1,4 @@
-"""A model that FSDP2 shards, with a ``Checkpointer``: all ranks restart from a checkpoint."""
+"""A model that FSDP2 shards: all ranks are restarted from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def main() -> None:
     fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     optim = adam(model)
-    parts = {"model": model, "optim": optim}
-    ckpt = elastic.Checkpointer(diary.folder / "saved", parts, every=f"{SAVE_EVERY} steps")
-    diary.begins(ckpt.resume())
-    for step in range(ckpt.steps, STEPS):
-        train_one(model, optim, step)
-        ckpt.step()
-        diary.step(step + 1)
-    ckpt.save()
+    state = elastic.State(model=model, optim=optim)
+    state.checkpoints(diary.folder / "saved", every=f"{SAVE_EVERY} steps")
+    with state.resumed():
+        diary.begins(state.step)
+        while state.step < STEPS:
+            train_one(model, optim, state.step)
+            state.commit()
+            diary.step(state.step)
     weights = [weight.full_tensor() for weight in model.parameters()]
-    diary.ends(ckpt.steps, weights, optim)
+    diary.ends(state.step, weights, optim)
     dist.destroy_process_group()
 
 

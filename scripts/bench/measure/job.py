@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 PLAIN = _HERE / "train.py"
-CHECKPOINTER = _HERE / "train_checkpointer.py"
+RESTARTED = _HERE / "train_restarted.py"
 
 
 class Ended(processes.Overdue):
@@ -71,7 +71,7 @@ class Job:
         contender: what launches it.
         directory: for logs and checkpoints; must not exist yet.
         etcd: ``host:port`` of the etcd server.
-        script: ``PLAIN`` or ``CHECKPOINTER``.
+        script: ``PLAIN`` or ``RESTARTED``.
         steps: where training ends by itself; 0: never.
         network: the nodes run in its namespaces; None: all on the loopback.
         workers: of each node.

@@ -1,4 +1,4 @@
-"""The benchmark's job with a ``Checkpointer``: it leaves at a step boundary when it is asked to."""
+"""The benchmark's job from checkpoints: it leaves at a step boundary when it is asked to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from workload import SAVE_EVERY, StepLog, batches, hold_ballast, network, train_one
 
-from elastic_runtime import Checkpointer
+import elastic_runtime as elastic
 
 
 def main() -> None:
@@ -22,17 +22,16 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     model, optim = network()
-    entries = {"model": model, "optim": optim}
-    ckpt = Checkpointer(args.checkpoint, entries, every=SAVE_EVERY, keep=3)
-    step = ckpt.resume()
-    ddp = DistributedDataParallel(model)
-    log = StepLog(args.notes, first_step=step)
-    loader = batches()
-    for step in range(log.first_step, args.steps):
-        train_one(ddp, optim, next(loader))
-        log.completed(step)
-        ckpt.step()
-    ckpt.close()
+    state = elastic.State(model=model, optim=optim)
+    state.checkpoints(args.checkpoint, every=SAVE_EVERY, keep=3)
+    with state.resumed():
+        ddp = DistributedDataParallel(model)
+        log = StepLog(args.notes, first_step=state.step)
+        loader = batches()
+        while state.step < args.steps:
+            train_one(ddp, optim, next(loader))
+            log.completed(state.step)
+            state.commit()
     dist.destroy_process_group()
 
 
