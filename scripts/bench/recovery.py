@@ -153,7 +153,9 @@ def _arguments() -> argparse.Namespace:
     text = f"of {', '.join(FAULTS)} (all but {CUT}, which needs root, if none are named)"
     parser.add_argument("--faults", type=_names(FAULTS), default=default, help=text)
     parser.add_argument("--nodes", type=_sizes, default=[2, 3], help="sizes before the fault")
-    parser.add_argument("--restarted", action="store_true", help="go on from checkpoints, by restarts")
+    parser.add_argument(
+        "--restarted", action="store_true", help="go on from checkpoints, by restarts"
+    )
     text = (
         "GiB of memory that each worker has touched besides: the kernel takes it back when one dies"
     )
