@@ -126,7 +126,8 @@ class ReplicaCheck:
             for name, parameter in held.named_parameters(remove_duplicate=False)
             if not isinstance(parameter, sharded)
         }
-        if len(set(peers.gather(_digest(list(named.values()))))) == 1:
+        names = zlib.crc32("\n".join(named).encode())
+        if len(set(peers.gather(_digest(list(named.values()), names)))) == 1:
             return
         mine = {name: self._seen.get(id(parameter)) for name, parameter in named.items()}
         ranks: list[dict[str, list[float] | None]] = peers.gather(mine)
@@ -181,8 +182,7 @@ def _fingerprint(gradient: torch.Tensor) -> list[float]:
     return [float(sample.abs().sum()), float(sample @ direction)]
 
 
-def _digest(tensors: list[torch.Tensor]) -> int:
-    digest = 0
+def _digest(tensors: list[torch.Tensor], digest: int) -> int:
     devices: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():

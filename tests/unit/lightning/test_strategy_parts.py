@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from elastic_runtime.lightning import ElasticCallback, ElasticStrategy
 from elastic_runtime.lightning.elastic_environment import ElasticEnvironment
 from elastic_runtime.lightning.fit_job import _refuse_sharded
 from elastic_runtime.lightning.prepare_data import prepare_data_in_turn
+from elastic_runtime.training import run_loop
 from tests.unit.lightning.trainers import Line, connected, loader, trainer
 
 if TYPE_CHECKING:
@@ -107,6 +109,35 @@ def test_strategy_and_callback_together(tmp_path: Path) -> None:
     both = trainer(tmp_path, callbacks=[ElasticCallback(tmp_path / "job")])
     with pytest.raises(UsageError, match="leave the callback out"):
         both.fit(Line(), loader())
+
+
+class ByHand(Line):
+    """Steps its optimizer itself."""
+
+    def __init__(self, *, weighs: bool) -> None:
+        super().__init__()
+        self.automatic_optimization, self.weighs = False, weighs
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx)
+        if self.weighs:
+            self.manual_backward(loss)
+        else:
+            loss.backward()
+        self.optimizers().step()
+
+
+@pytest.mark.filterwarnings("ignore:It is recommended to use .self.log")
+@pytest.mark.parametrize("weighs", [True, False])
+def test_gradients_of_a_modules_own_are_weighed_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weighs: bool
+) -> None:
+    monkeypatch.setattr(run_loop, "_ran", False)
+    made = trainer(tmp_path, max_epochs=1)
+    told = pytest.raises(UsageError, match=r"without self\.manual_backward") if not weighs else None
+    with told or contextlib.nullcontext():
+        made.fit(ByHand(weighs=weighs), loader())
+    assert made.global_step == (5 if weighs else 1)
 
 
 def test_a_second_fit_in_a_process(tmp_path: Path) -> None:

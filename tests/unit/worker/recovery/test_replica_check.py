@@ -142,6 +142,30 @@ def test_what_shows_at_once_is_refused_at_once(kind: str, what: str) -> None:
     assert [_refused(one, what) for one in outcomes] == [True, True], outcomes
 
 
+def _staged(in_place: bool) -> int:
+    """Each rank holds a layer of its own, as in a pipeline."""
+    rank = dist.get_rank()
+    model = nn.ModuleDict({f"layer{rank}": nn.Linear(4, 4)})
+    optim = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = State(model=model, optim=optim)
+    if in_place:
+        state.keep_in_memory()
+    else:
+        state.watch_optimizers()
+    state._replica_check = ReplicaCheck(state._parts, state._modules, dist.group.WORLD)
+    begun(state)
+    model[f"layer{rank}"](torch.randn(16, 4)).square().mean().backward()
+    optim.step()
+    state.commit()
+    return state.step
+
+
+def test_stages_of_a_pipeline_are_refused_in_place_only() -> None:
+    assert values(run_ranks(2, _staged, False)) == [1, 1]
+    outcomes = run_ranks(2, _staged, True)
+    assert all(_refused(one, "rank 1 has no model.layer0.weight") for one in outcomes), outcomes
+
+
 def _lost() -> int:
     """The other rank is gone when the ranks are to be compared."""
     model = _net()
