@@ -114,7 +114,7 @@ def _check_kinds(
             f"this State has a {type(state._alone).__name__} already, and two cannot both say when "
             "it is committed; take one of them"
         )
-    objects = [bare(one) for one in state.parts.values()]
+    objects = [bare(one) for one in state._named.values()]
     for word, one in (("replica", replica), ("inner optimizer", inner)):
         if any(bare(one) is other for other in objects):
             raise UsageError(
@@ -129,7 +129,7 @@ def _model_of(
 ) -> tuple[str, torch.nn.Module]:
     """The module of the State with the same parameters and buffers, and its name."""
     wanted = _forms(unwrapped(replica))
-    modules = {n: unwrapped(m) for n, m in state.parts.items() if isinstance(m, torch.nn.Module)}
+    modules = {n: unwrapped(m) for n, m in state._named.items() if isinstance(m, torch.nn.Module)}
     found = [name for name, module in modules.items() if _forms(module) == wanted]
     if len(found) > 1 and outer is not None:  # one is an average of the other, say
         held = _held(outer)
@@ -161,7 +161,7 @@ def _check_outer(
             f"{name!r} that the inner optimizer trains, and {len(held - wanted)} others; it must "
             f"hold just these: {_EXAMPLES[kind]}"
         )
-    if not any(bare(outer) is bare(one) for one in state.parts.values()):
+    if not any(bare(outer) is bare(one) for one in state._named.values()):
         raise UsageError(
             f"the outer optimizer is not in the State: what it remembers would be lost with a "
             f"fault; write State({name}=…, outer=outer)"

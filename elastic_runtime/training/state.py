@@ -614,11 +614,6 @@ class State:
         self._progress["stopped"] = self._kept_progress["stopped"] = True
 
     @property
-    def parts(self) -> dict[str, Any]:
-        """The objects that were given, by name."""
-        return dict(self._named)
-
-    @property
     def has_values(self) -> bool:
         """Whether the script keeps plain values here."""
         return bool(self._values)

@@ -60,7 +60,7 @@ def names_missing(entries: Mapping[str, Any], state: State) -> list[str]:
         The names of parts of the State, and of what is trained beside it by ``DiLoCo``.
     """
     kept = {id(bare(entry)) for entry in entries.values()}
-    needed = {**state.parts, **(state._alone.saves if state._alone is not None else {})}
+    needed = {**state._named, **(state._alone.saves if state._alone is not None else {})}
     return [name for name, part in needed.items() if id(bare(part)) not in kept]
 
 

@@ -128,7 +128,7 @@ class StateRecovery:
         return True
 
     def _enter(self, gloo: GlooGroups, world: World) -> None:
-        for part in (*self._state.parts.values(), self._state._alone):
+        for part in (*self._state._named.values(), self._state._alone):
             if isinstance(part, FollowsWorld):
                 part.enter(world)
                 part.use_groups(gloo)

@@ -145,13 +145,13 @@ def report(found: Sequence[Finding], note: Callable[[NotedEvent], None]) -> None
 
 
 def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding | None:
-    objects = [*state.parts.values(), *([state._alone] if state._alone is not None else ())]
+    objects = [*state._named.values(), *([state._alone] if state._alone is not None else ())]
     ours = [one for one in objects if isinstance(one, torch.optim.Optimizer)]
     # A wrapper may hold the optimizer that is in the State, as well as the other way round.
     if reaches(objects, optimizer) or any(reaches([optimizer], one) for one in ours):
         return None
     kind = type(optimizer).__name__
-    modules = {n: unwrapped(m) for n, m in state.parts.items() if isinstance(m, torch.nn.Module)}
+    modules = {n: unwrapped(m) for n, m in state._named.items() if isinstance(m, torch.nn.Module)}
     changed = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, module in modules.items():
         if any(id(parameter) in changed for parameter in module.parameters()):
@@ -172,7 +172,7 @@ def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding 
 
 def _about_sampler(state: State, batches: Batches) -> Finding | None:
     sampler: _Sampler = batches.sampler
-    objects = list(state.parts.values())
+    objects = list(state._named.values())
     moved = batches.began != (sampler.epoch, sampler.cursor)
     # Any other object may be what says where the script is, and move the sampler there.
     placed = any(not isinstance(one, _WITHOUT_PLACE) for one in objects)

@@ -411,7 +411,7 @@ def forgets(what: str, folder: str) -> str:
         if what != "sync":
             job.diloco.sync()
 
-    parts = {**job.state.parts, **({} if what == "entry" else job.diloco.saves)}
+    parts = {**job.state._named, **({} if what == "entry" else job.diloco.saves)}
     launcher.run(train, job.state, saver=elastic.Checkpointer(folder, parts))
     return ", ".join(noted)
 

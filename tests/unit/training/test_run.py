@@ -54,7 +54,7 @@ def state() -> State:
 
 @pytest.fixture
 def saver(state: State) -> Checkpointer:
-    return Checkpointer("memory://test-run", dict(state.parts))
+    return Checkpointer("memory://test-run", state.saved_objects())
 
 
 def size(world: World) -> int:

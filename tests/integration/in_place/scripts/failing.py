@@ -61,12 +61,11 @@ def main() -> None:
     model = nn.Linear(4, 4)
     optim = torch.optim.SGD(model.parameters(), lr=0.01)
     state = elastic.State(model=model, optim=optim)
-    ckpt = elastic.Checkpointer(
+    state.checkpoints(
         os.path.join(ARGS.folder, "saved"),
-        state.parts,
         every="5 steps",
         keep=2,
-        max_save_age="1s" if ARGS.kind == "overdue" else None,
+        max_age="1s" if ARGS.kind == "overdue" else None,
     )
 
     def train(world: elastic.World) -> float:
@@ -82,10 +81,10 @@ def main() -> None:
             optim.step()
             state.commit()
             NOTES.say("step", world, step=state.step)
-        ckpt.save()
+        state.save()
         return digest(model)
 
-    elastic.run(train, state, ckpt)
+    elastic.run(train, state)
     NOTES.say("done", step=state.step)
 
 

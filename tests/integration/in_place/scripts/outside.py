@@ -53,9 +53,8 @@ def main() -> None:
     if kind.startswith("two"):
         parts |= {"other": other, "second": second}
     state = elastic.State(shadow=kind == "two, with a shadow", **parts)
-    saver = None
     if kind == "two, saved":
-        saver = elastic.Checkpointer(os.path.join(args.folder, "saved"), state.parts, every=10)
+        state.checkpoints(os.path.join(args.folder, "saved"), every=10)
 
     def collective(world: elastic.World, *, fatal: bool) -> None:
         if fatal and world.rank == world.size - 1 and notes.has("die") and notes.once("died"):
@@ -114,7 +113,7 @@ def main() -> None:
             time.sleep(args.seconds)
         notes.say("ended", world, step=state.step, digest=digest(model))
 
-    elastic.run(train, state, saver)
+    elastic.run(train, state)
 
 
 if __name__ == "__main__":

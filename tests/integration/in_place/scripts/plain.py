@@ -1,4 +1,4 @@
-"""A plain script of the same steps; with ``--kind saved`` it has a checkpointer."""
+"""A plain script of the same steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from noting import Notes, options
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import elastic_runtime as elastic
 from elastic_runtime.worker.world import World
 
 
@@ -24,19 +23,12 @@ def main() -> None:
     model = nn.Linear(8, 1)
     ddp = DistributedDataParallel(model)
     world = replace(World.of_environment(os.environ), round=int(os.environ["ELASTIC_ROUND"]))
-    saver, step = None, 0
-    if args.kind == "saved":
-        saver = elastic.Checkpointer(
-            os.path.join(args.folder, "saved"), {"model": model}, every="1000 steps"
-        )
-        step = saver.resume() or 0
+    step = 0
     while not notes.enough():
         step += 1
         ddp(torch.randn(4, 8)).sum().backward()
         time.sleep(args.seconds)
         notes.say("step", world, step=step)
-        if saver is not None:
-            saver.step()
 
 
 if __name__ == "__main__":

@@ -333,7 +333,7 @@ def test_what_an_owner_refuses_is_an_error_that_names_it(tmp_path: Path) -> None
 
 def test_the_values_of_a_state_are_saved_and_must_be_there(tmp_path: Path) -> None:
     def checkpointer(state: State, *, with_values: bool = True) -> Checkpointer:
-        made = Checkpointer(tmp_path, dict(state.parts))
+        made = Checkpointer(tmp_path, state.saved_objects())
         if with_values:
             made._entries.add_values(state.saved_values())
         return made
