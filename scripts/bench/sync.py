@@ -163,7 +163,7 @@ def _state(task: Task, step: bool) -> State:
     """A model with its Adam: with a step committed, or as a newcomer has it."""
     model = nn.Sequential(*[nn.Linear(_WIDTH, _WIDTH) for _ in range(task.layers)])
     optim = torch.optim.Adam(model.parameters())
-    state = State(model=model, optim=optim)
+    state = State(model=model, optim=optim).keep_in_memory()
     if step:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)

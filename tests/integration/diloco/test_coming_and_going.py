@@ -43,7 +43,7 @@ def test_a_node_leaves_at_once_while_another_one_waits_to_join(
 ) -> None:
     where = ("--rdzv-endpoint", f"etcd://{etcd.endpoint}/{tmp_path.name}", "--rdzv-id", "both")
     options = (*where, "--min=1", "--max=3", "--grace=120")
-    kind = {"sync_every": FAR, "size": BATCH * 1500}
+    kind = {"sync_every": FAR, "size": BATCH * 2500}
 
     def is_to_grow() -> bool:
         assert elasticctl(["status", *where]) == 0
@@ -61,7 +61,7 @@ def test_a_node_leaves_at_once_while_another_one_waits_to_join(
         second = job.together(2, after=1)
         assert (job.end(), third.end()) == (0, 0), job.story()
         assert len(set(first) & set(second)) == 1
-        job.check_all_once(BATCH * 1500)
+        job.check_all_once(BATCH * 2500)
         job.check_alike(2)
 
 
