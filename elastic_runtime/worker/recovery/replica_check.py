@@ -47,8 +47,7 @@ def refuse_sharded(parts: Sequence[StatePart]) -> None:
     Raises:
         UsageError: a parameter is a DTensor, or a module that of FSDP.
     """
-    spread = _sharded_kind()
-    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    spread, fsdp = _sharded_kind(), _fsdp_kind()
     if not spread and not fsdp:
         return
     for part in parts:
@@ -119,10 +118,11 @@ class ReplicaCheck:
             self._seen.clear()
 
     def _compare(self, peers: Peers) -> None:
-        sharded = _sharded_kind()
+        sharded, fsdp = _sharded_kind(), _fsdp_kind()
         named = {
             f"{module}.{name}": parameter
             for module, held in self._modules.items()
+            if not any(isinstance(one, fsdp) for one in held.modules())
             for name, parameter in held.named_parameters(remove_duplicate=False)
             if not isinstance(parameter, sharded)
         }
@@ -151,6 +151,11 @@ class ReplicaCheck:
 def _sharded_kind() -> Any:
     """The class of tensors of which a rank may hold a part; none if nothing has imported it."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+
+
+def _fsdp_kind() -> Any:
+    """The class that wraps modules in torch's first FSDP; none if nothing has imported it."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
 
 
 def _is_due(number: int) -> bool:
