@@ -44,7 +44,6 @@ from elastic_runtime.worker.state.commit_image import (
     present,
 )
 from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
-from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.outside_changes import OutsideChanges
 from elastic_runtime.worker.state.rng_state import RandomGenerators
 from elastic_runtime.worker.state.state_parts import (
@@ -140,9 +139,8 @@ class State:
     _round: int  # see RankStatus; set by elastic.run
     _condition: MemoryCondition
     _newcomer: bool  # nothing was ever committed in this process
-    _optimizer_steps: OptimizerSteps
     _changes: OutsideChanges | None  # None with a shadow, which undoes all
-    _collectives: int | None  # of the script, when its optimizers had finished
+    _collectives: int | None  # of the script, when the first optimizer of the step began
     _spare: PreallocatedTensors  # for what may be received
     _gate: OptimizerGate  # set by elastic.run; what optimizers and commits must pass
     _replica_check: ReplicaCheck | None  # set by elastic.run; compares the ranks of a round
@@ -213,7 +211,6 @@ class State:
         self._round = 0
         self._condition = MemoryCondition.NEW
         self._newcomer = True
-        self._optimizer_steps = OptimizerSteps()
         self._changes = None
         self._collectives = None
         self._spare = PreallocatedTensors(())
@@ -460,13 +457,10 @@ class State:
         modules = {n: m for n, m in others.items() if isinstance(m, torch.nn.Module)}
         for name, optimizer in self._alone_optimizers.items():
             self._parts.append(OptimizerPart(name, optimizer, modules, shadow=self._shadow))
-        self._changes = None if self._shadow else OutsideChanges(self._parts, self._values)
+        self._changes = None if self._shadow else OutsideChanges(self._parts)
         refuse_sharded(self._parts)
         self._in_memory = True
         self.watch_optimizers()
-        for part in self._parts:
-            if isinstance(part, OptimizerPart):
-                self._watch(part)
         return self
 
     def watch_optimizers(self) -> None:
@@ -476,7 +470,7 @@ class State:
         self._watched = True
         held = [one for one in self._named.values() if isinstance(one, torch.optim.Optimizer)]
         for optimizer in map(unwrapped_optimizer, (*held, *self._alone_optimizers.values())):
-            optimizer.register_step_pre_hook(self._inspect)
+            optimizer.register_step_pre_hook(self._before_optimizer)
 
     def _enter(self, world: World) -> None:
         """Takes note of the ranks that train together from now on."""
@@ -642,7 +636,6 @@ class State:
             self._changes.record()
         self._step = step
         self._newcomer = False
-        self._optimizer_steps.clear()
         self._condition = MemoryCondition.CLEAN
 
     def give_up(self, step: int) -> None:
@@ -660,17 +653,15 @@ class State:
         To be called before the groups are ended.
 
         Returns:
-            Why this rank can neither go back to its last commit nor commit the step that was
-            interrupted, although no optimizer is in the middle of it; "" if it can.
+            Why this rank cannot go back to its last commit, although no optimizer has begun since;
+            "" if it can.
         """
         why = ""
         self._replica_check = None
         if self._changes is not None and self._condition is MemoryCondition.CLEAN:
             why = self._changes.undoable()
-        elif self._changes is not None and self._condition is MemoryCondition.FINISHED:
-            why = self._changes.unfinished(certain=self._gate.certain)
-        if why:
-            self._condition = MemoryCondition.DIRTY
+            if why:
+                self._condition = MemoryCondition.DIRTY
         return why
 
     def roll_back(self) -> None:
@@ -697,19 +688,7 @@ class State:
         if self._changes is not None:
             self._changes.record()
         self._drop_leftovers()
-        self._optimizer_steps.clear()
         self._condition = MemoryCondition.CLEAN
-
-    def _adopt(self) -> None:
-        """Commits a step whose optimizers have finished; sets gradients to None, resets scalers.
-
-        Raises:
-            StateLost: no step is finished.
-        """
-        if self.rank_status().condition is not MemoryCondition.FINISHED:
-            raise StateLost(f"step {self._step + 1} is not finished and cannot be adopted")
-        self._drop_leftovers()
-        self._advance()
 
     def commit_image(self, *, for_others: bool = False) -> CommitImage:
         """The whole state as plain values and tensors, to be given to other ranks.
@@ -728,8 +707,6 @@ class State:
             "parts": structure,
             "values": json_tensors.encode(self._values, "state", tensors),
             "progress": json_tensors.copied(self._progress),
-            "usual": self._optimizer_steps.usual,
-            "tail": sorted(self._changes.tail) if self._changes is not None else [],
             "shadow": self._shadow,
         }
         if for_others:
@@ -833,12 +810,9 @@ class State:
         self._schedules_at = []
         if alike is not None:
             self._begin_own(meta)
-        self._optimizer_steps.usual = dict(meta["usual"])
         self._commits = meta["commits"]
         if meta["shadow"]:
             self._copy_all()
-        if self._changes is not None:
-            self._changes.tail = set(meta["tail"])
         self._drop_leftovers()
         self._round = self._round if alike is None else alike
         self.remember_commit(meta["step"])
@@ -897,48 +871,28 @@ class State:
     def _loaders(self) -> list[StepSource]:
         return [one for one in self._named.values() if isinstance(one, StepSource)]
 
-    def _watch(self, part: OptimizerPart) -> None:
-        steps = self._optimizer_steps
-
-        def before(*_: object) -> None:
-            if self._shadow:  # a step can be undone wherever it is: it leaves the memory clean
-                return
-            self._gate.before_optimizer(part.optimizer)
-            if steps.begin() and self._changes is not None:
-                self._changes.before_optimizers()
-            if self._condition is not MemoryCondition.NEW:
-                self._condition = MemoryCondition.DIRTY
-
-        def after(*_: object) -> None:
-            if self._shadow:
-                return
-            self._collectives = torch_private.collectives_of_script()
-            steps.end(part.name)
-            finished = steps.are_as_usual
-            if self._condition is MemoryCondition.DIRTY and finished:
-                self._condition = MemoryCondition.FINISHED
-            if self._changes is not None and (finished or steps.may_be_all):
-                self._changes.after_optimizers()
-
-        part.optimizer.register_step_pre_hook(before)
-        part.optimizer.register_step_post_hook(after)
-
-    def _inspect(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         for loader in self._loaders():
             loader.before_optimizer()
-        if not self._optimized:
-            self._optimized = True
-            if self._schedules_at and self._schedules_at != self._where_schedules_are():
-                tell_once(SCHEDULE_LATE)
+        first, self._optimized = not self._optimized, True
+        if first and self._schedules_at and self._schedules_at != self._where_schedules_are():
+            tell_once(SCHEDULE_LATE)
         if self._replica_check is not None:
             self._replica_check.before_optimizer(optimizer, self._commits + 1)
+        if self._in_memory and not self._shadow:  # with a shadow a step can be undone anywhere
+            self._gate.before_optimizer(optimizer)
+            if first and self._changes is not None:
+                self._changes.before_optimizers()
+            if first:
+                self._collectives = torch_private.collectives_of_script()
+            if self._condition is not MemoryCondition.NEW:
+                self._condition = MemoryCondition.DIRTY
 
     def _advance(self) -> None:
         if self._in_memory:
             self._condition = MemoryCondition.DIRTY
-            optimized = self._optimizer_steps.commit()
             if self._changes is not None:
-                self._changes.commit(optimized=optimized)
+                self._changes.commit(optimized=self._optimized)
         epochs = [loader.epoch for loader in self._loaders()]
         if self._alone is None:
             for one in self._named.values():
@@ -968,8 +922,8 @@ class State:
     def _look_between_optimizer_and_commit(self) -> None:
         """Has all be copied from now on, if a collective stood between an optimizer and its commit.
 
-        A rank that is interrupted there has finished its optimizers, and nobody knows what was yet
-        to follow: a schedule, an average. With copies the step is undone instead.
+        A rank can be interrupted there, with a step that is half done: another optimizer, a
+        schedule, an average had yet to follow. With copies it is undone.
         """
         if self._collectives is None or self._shadow:
             return

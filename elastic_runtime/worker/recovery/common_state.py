@@ -165,7 +165,7 @@ class StateRecovery:
         elif choice.kind is RecoveryKind.FRESH and later:
             self._note(StateFresh(choice.reason, given_up, reached))
         elif choice.kind is RecoveryKind.MEMORY:
-            if choice.adopt or choice.receivers or choice.given_up:
+            if choice.receivers or choice.given_up:
                 self._note(StateGiven(step, len(choice.receivers), given_up, reached))
 
 

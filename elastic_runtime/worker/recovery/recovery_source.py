@@ -30,8 +30,7 @@ class MemoryCondition(IntEnum):
 
     NEW = 0  # has no state yet
     CLEAN = 1  # is, or can be rolled back to, exactly the state of its committed step
-    FINISHED = 2  # all optimizers of the next step have finished, but it is not committed
-    DIRTY = 3  # a step is half done, and cannot be undone
+    DIRTY = 2  # a step is half done, and cannot be undone
 
 
 class StateVersion(NamedTuple):
@@ -75,13 +74,7 @@ class RankStatus:
     @property
     def reach(self) -> int:
         """The step whose state it can give to others, -1 for none."""
-        match self.condition:
-            case MemoryCondition.CLEAN:
-                return self.step
-            case MemoryCondition.FINISHED:
-                return self.step + 1
-            case _:
-                return -1
+        return self.step if self.condition is MemoryCondition.CLEAN else -1
 
 
 class RecoveryKind(Enum):
@@ -101,7 +94,6 @@ class RecoveryChoice:
         step: the committed step that all ranks continue from.
         sources: ranks that have its state in memory; empty if it is lost or was loaded.
         receivers: all other ranks.
-        adopt: the sources have finished this step and must take it as committed first.
         kind: where the state comes from.
         reason: why, for people.
         in_memory: what memory has, if it can serve; what is saved counts only if it is newer.
@@ -115,7 +107,6 @@ class RecoveryChoice:
     step: int
     sources: tuple[int, ...]
     receivers: tuple[int, ...]
-    adopt: bool
     kind: RecoveryKind
     reason: str
     in_memory: StateVersion | None = None
@@ -129,8 +120,7 @@ class RecoveryChoice:
 def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     """Decides whose memory all ranks would continue from, if nothing that is saved is newer.
 
-    The newest term wins, and then the highest committed step. A finished step that no rank has
-    committed counts only if no rank is clean at the one before it.
+    The newest term wins, and then the highest committed step.
 
     Args:
         statuses: of all ranks, in rank order; at least one.
@@ -142,38 +132,31 @@ def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
     committed = [s.step for s in statuses if s.condition is not MemoryCondition.NEW]
     if not committed:
         why = "no rank has a state: rank 0 gives its own"
-        return RecoveryChoice(0, (0,), everybody[1:], False, RecoveryKind.FRESH, why)
+        return RecoveryChoice(0, (0,), everybody[1:], RecoveryKind.FRESH, why)
     terms, furthest = _terms(statuses), max(committed)
     term = max((terms[rank] for rank in everybody if statuses[rank].reach >= 0), default=-1)
     if term < 0:
         why = f"no rank is clean at step {furthest}"
-        return RecoveryChoice(
-            0, (), everybody, False, RecoveryKind.LOST, why, None, max(terms), furthest
-        )
+        return RecoveryChoice(0, (), everybody, RecoveryKind.LOST, why, None, max(terms), furthest)
     # A rank that knows only older terms was left out: the others have continued since.
     ranks = [r for r in everybody if terms[r] == term and statuses[r].condition is not _NEW]
     newest = max(statuses[rank].step for rank in ranks)
-    if any(statuses[r].step == newest and statuses[r].condition is _CLEAN for r in ranks):
-        step, why = newest, f"step {newest} is clean in memory"
-    else:
-        step = max(statuses[rank].reach for rank in ranks)
-        why = (
-            f"step {newest} is clean on no rank; step {step} is the furthest in memory"
-            if step <= newest
-            else f"no rank is clean at step {newest}, but step {step} is finished"
-        )
+    step = max(statuses[rank].reach for rank in ranks)
+    why = (
+        f"step {step} is clean in memory"
+        if step == newest
+        else f"step {newest} is clean on no rank; step {step} is the furthest in memory"
+    )
     if step < furthest and newest < furthest:
         why = f"{why}; step {furthest} is of an older term, which the job continued without"
     able = [rank for rank in ranks if statuses[rank].reach == step]
-    clean = [rank for rank in able if statuses[rank].condition is _CLEAN]
-    last = max(statuses[rank].round for rank in clean or able)
-    sources = tuple(rank for rank in clean or able if statuses[rank].round == last)
+    last = max(statuses[rank].round for rank in able)
+    sources = tuple(rank for rank in able if statuses[rank].round == last)
     receivers = tuple(rank for rank in everybody if rank not in sources)
     return RecoveryChoice(
         step,
         sources,
         receivers,
-        adopt=not clean,
         kind=RecoveryKind.MEMORY,
         reason=why,
         in_memory=StateVersion(term, step),
@@ -210,4 +193,4 @@ def _terms(statuses: Sequence[RankStatus]) -> list[int]:
     return [-1 if s.condition is _NEW else of_round[s.round] for s in statuses]
 
 
-_NEW, _CLEAN = MemoryCondition.NEW, MemoryCondition.CLEAN
+_NEW = MemoryCondition.NEW

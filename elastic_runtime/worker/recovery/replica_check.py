@@ -21,6 +21,7 @@ import torch
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, REPLICA_TOLERANCE
 from elastic_runtime.worker.peers import Peers
+from elastic_runtime.worker.recovery.error_classification import WorldChanged
 from elastic_runtime.worker.state.commit_image import sample_of, tensor_bytes
 from elastic_runtime.worker.state.state_parts import ModulePart
 from elastic_runtime.worker.state.wrappers import unwrapped
@@ -112,8 +113,9 @@ class ReplicaCheck:
             self._looked = True
             refuse_sharded(self._parts)
         if self._peers is not None and _is_due(number):
-            # If a rank is lost in between, the step is whole here, and counts.
-            with suppress(RuntimeError, ValueError):
+            # If a rank is lost in between, the step is whole here, and counts: the commit, which
+            # is about to look, leaves the round.
+            with suppress(RuntimeError, ValueError, WorldChanged):
                 self._compare(self._peers)
             self._seen.clear()
 

@@ -134,7 +134,6 @@ def _from_saved(
         found.step,
         sources=tuple(range(len(statuses))),
         receivers=(),
-        adopt=False,
         kind=RecoveryKind.SAVED,
         reason=f"{why}; step {found.step} of term {found.term} is the newest that is saved",
         in_memory=found,
@@ -166,8 +165,6 @@ def _equalize(
     if group.rank in choice.sources:
         if choice.kind is RecoveryKind.FRESH:
             state.remember_commit(0)
-        elif choice.adopt:
-            state._adopt()
         else:
             state.roll_back()
     failure: Exception | None = None

@@ -73,9 +73,9 @@ def digest_of(image: CommitImage) -> int:
     """
     meta, tensors = image
     words = {name: json_tensors.canonical(part) for name, part in meta["parts"].items()}
-    # What a rank has learned of its script ("tail", "shadow") is no part of its state, and what
-    # it has for itself ("own") differs.
-    apart = ("parts", "tail", "shadow", "own")
+    # What a rank has learned of its script ("shadow") is no part of its state, and what it has for
+    # itself ("own") differs.
+    apart = ("parts", "shadow", "own")
     words |= {name: value for name, value in meta.items() if name not in apart}
     words |= {"values": json_tensors.canonical(meta["values"])}
     digest = zlib.crc32(json.dumps(words, sort_keys=True).encode())

@@ -161,15 +161,6 @@ class ModulePart:
         """The parameters as they are now, by name."""
         return dict(self.module.named_parameters(remove_duplicate=False))
 
-    def buffers_now(self) -> list[tuple[int, int]]:
-        """What tells whether a buffer has changed: which tensor it is, and its version."""
-        return [
-            (id(buffer), 0 if buffer.is_inference() else buffer._version)
-            for buffers, _ in self._buffers
-            for buffer in buffers.values()
-            if buffer is not None
-        ]
-
     def drop_leftovers(self) -> None:
         # The gradients of a broken step must not be added to those of the next.
         for parameter in self.module.parameters():

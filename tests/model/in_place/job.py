@@ -36,7 +36,7 @@ from tests.model.in_place.parts import ModelStorage, Process, Save, process, ste
 if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
 
-NEW, CLEAN, FINISHED, DIRTY = MemoryCondition
+NEW, CLEAN, DIRTY = MemoryCondition
 _MOST = 5  # processes
 
 
@@ -172,11 +172,7 @@ class Job:
         if len({p.history for p in sources}) > 1:
             raise Violation(f"sources differ: {[p.history for p in sources]}")
         for one in sources:
-            if choice.adopt:
-                one.hold((*one.history, one.made))
-                self.seen.add("adopted")
-            else:
-                one.hold(one.history)
+            one.hold(one.history)
         receivers = [chosen[rank] for rank in choice.receivers]
         for _ in receivers:
             if self.chance.random() < self.rough:
@@ -244,8 +240,7 @@ class Job:
         cut = self.chance.random() < 0.12
         for one in self.members:
             if cut and self.chance.random() < 0.5:
-                one.made = self.number
-                one.condition = self.chance.choice([CLEAN, FINISHED, FINISHED, DIRTY])
+                one.condition = self.chance.choice([CLEAN, DIRTY, DIRTY])
             else:
                 one.hold((*one.history, self.number))
         if cut:

@@ -167,36 +167,15 @@ def nothing_found_is_the_present_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job.Job, "load", load)
 
 
-def a_finished_step_goes_first(patch: pytest.MonkeyPatch) -> None:
-    """The furthest finished step is adopted, although a clean rank holds a later history."""
-    original = recovery_source.choose
-
-    def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
-        finished = [
-            replace(s, condition=MemoryCondition.DIRTY)
-            if s.condition is MemoryCondition.CLEAN
-            else s
-            for s in statuses
-        ]
-        eager = original(finished)
-        return eager if eager.kind is RecoveryKind.MEMORY else original(statuses)
-
-    patch.setattr(recovery_source, "choose", choose)
-
-
 def sources_of_any_round(patch: pytest.MonkeyPatch) -> None:
     """Whoever has as many steps is a source, also one that made the last step alone."""
     original = recovery_source.choose
 
     def choose(statuses: Sequence[RankStatus]) -> RecoveryChoice:
         choice = original(statuses)
-        if choice.kind is not RecoveryKind.MEMORY or choice.adopt:
+        if choice.kind is not RecoveryKind.MEMORY:
             return choice
-        sources = tuple(
-            rank
-            for rank, s in enumerate(statuses)
-            if s.reach == choice.step and s.condition is MemoryCondition.CLEAN
-        )
+        sources = tuple(rank for rank, s in enumerate(statuses) if s.reach == choice.step)
         receivers = tuple(r for r in range(len(statuses)) if r not in sources)
         return replace(choice, sources=sources, receivers=receivers)
 
@@ -220,6 +199,5 @@ MUTANTS: tuple[Patch, ...] = (
     the_base_of_a_memory_is_its_step,
     a_load_keeps_the_term,
     nothing_found_is_the_present_step,
-    a_finished_step_goes_first,
     sources_of_any_round,
 )

@@ -45,7 +45,6 @@ def test_schedules_reach_what_they_are_about() -> None:
         "loaded",
         "loaded over memory",
         "passed over",
-        "adopted",
         "left",
         "late commit",
         "late term",

@@ -189,7 +189,7 @@ def test_a_sync_that_was_broken_off_is_made_as_soon_as_all_are_there() -> None:
         assert begin["common"] == pytest.approx(mean, abs=1e-6), "the new rank counts nothing"
 
 
-@pytest.mark.parametrize("ranks", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("ranks", [(), (0,), (1,)])
 def test_a_commit_that_was_broken_off_is_done_when_the_next_world_begins(
     ranks: tuple[int, ...],
 ) -> None:

@@ -117,17 +117,6 @@ def test_what_is_owed_is_part_of_the_commit_and_what_it_does_of_the_next() -> No
     assert (job.state.done, job.state._owed) == (1, None)
 
 
-def test_a_step_that_survivors_finish_makes_it_owed_too() -> None:
-    job = Job()
-    begun(job.state)
-    job.step()
-    job.model(torch.ones(1, 2)).sum().backward()
-    job.optim.step()
-    assert job.state._leave() == ""
-    job.state._adopt()
-    assert (job.state.step, job.state._owed) == (2, "count")
-
-
 def test_another_rank_is_told_what_is_owed() -> None:
     one, two = Job(), Job()
     begun(one.state)

@@ -12,7 +12,6 @@ from torch import nn
 from elastic_runtime.errors import UsageError
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, StateLost
-from elastic_runtime.worker.state.optimizer_steps import OptimizerSteps
 from elastic_runtime.worker.state.state_parts import StatefulPart
 from elastic_runtime.worker.state.wrappers import bare, unwrapped_optimizer
 from tests.unit.worker.state.small_job import Job, begun, copy_of, has_status
@@ -112,7 +111,7 @@ def test_rolls_back_buffers_that_were_replaced_or_added() -> None:
     assert "added" not in module._buffers
 
 
-def test_marks_a_half_done_and_a_finished_step() -> None:
+def test_marks_a_half_done_step() -> None:
     job = Job().start()
     conditions = []
     job.step()
@@ -122,26 +121,9 @@ def test_marks_a_half_done_and_a_finished_step() -> None:
     job.forward()
     job.optim.step()
     assert conditions == [MemoryCondition.DIRTY]
-    assert has_status(job.state, 1, MemoryCondition.FINISHED)
+    assert has_status(job.state, 1, MemoryCondition.DIRTY)
     with pytest.raises(StateLost, match="step 1"):
         job.state.roll_back()
-
-
-def test_adopts_a_finished_step() -> None:
-    job = Job().start()
-    job.step()
-    with pytest.raises(StateLost, match="step 2"):
-        job.state._adopt()
-    job.forward()
-    job.optim.step()
-    job.state._adopt()
-    assert has_status(job.state, 2, MemoryCondition.CLEAN)
-    assert all(p.grad is None for p in job.model.parameters())
-    assert job.sampler.cursor == 8
-    before = job.content()
-    job.forward()
-    job.state.roll_back()
-    assert job.content() == before
 
 
 def gan() -> tuple[State, torch.optim.Optimizer, torch.optim.Optimizer]:
@@ -153,27 +135,16 @@ def gan() -> tuple[State, torch.optim.Optimizer, torch.optim.Optimizer]:
     return begun(State(first=first, second=second, d=d, g=g)), d, g
 
 
-def test_between_two_optimizers_a_step_is_half_done() -> None:
-    state, d, g = gan()
-    d.step(), g.step()
-    state.commit()
-    d.step()
-    assert state.rank_status().condition is MemoryCondition.DIRTY
-    g.step()
-    assert state.rank_status().condition is MemoryCondition.FINISHED
-
-
-def test_optimizers_with_a_ratio_commit_but_are_never_adopted_half_done() -> None:
+def test_until_its_commit_a_step_is_half_done() -> None:
     state, d, g = gan()
     d.step(), d.step(), g.step()
-    assert state.rank_status().condition is MemoryCondition.DIRTY  # nobody knows yet what a step is
-    state.commit()
-    d.step()
-    state.commit()
-    d.step(), g.step()
     assert state.rank_status().condition is MemoryCondition.DIRTY
     state.commit()
-    assert has_status(state, 3, MemoryCondition.CLEAN)
+    assert has_status(state, 1, MemoryCondition.CLEAN)
+    d.step()
+    assert state.rank_status().condition is MemoryCondition.DIRTY
+    state.commit()
+    assert has_status(state, 2, MemoryCondition.CLEAN)
 
 
 def test_a_step_whose_optimizer_raises_is_half_done() -> None:
@@ -191,36 +162,6 @@ def test_a_step_whose_optimizer_raises_is_half_done() -> None:
     assert job.state.rank_status().condition is MemoryCondition.DIRTY
     job.optim.step()  # on top of what the first one has left
     assert job.state.rank_status().condition is MemoryCondition.DIRTY
-
-
-@pytest.mark.parametrize(
-    ("story", "first", "may_be_all", "whole"),
-    [
-        ("d d g", [True, False, False], True, False),  # nobody knows yet what is usual
-        ("( (", [True, False], False, False),
-        ("d d g | d g", [True, False], False, False),
-        ("d d g | d g d", [True, False, False], False, True),
-        ("d d g | d | d g", [True, False], False, False),  # the most of any commit counts
-        ("a | a (", [True, False], False, False),  # inside of a step
-        ("a | ( ! a", [True], False, True),  # one that raised is forgotten
-    ],
-)
-def test_a_step_is_whole_when_each_optimizer_has_made_as_many_as_ever(
-    story: str, first: list[bool], may_be_all: bool, whole: bool
-) -> None:
-    """They make steps, or begin one; ``|`` is a commit, and with ``!`` counting begins anew."""
-    steps, begun = OptimizerSteps(), list[bool]()
-    assert not steps.commit(), "none has made a step"
-    for word in story.split():
-        if word in "|!":
-            assert word == "!" or steps.commit()
-            steps.clear()
-            begun.clear()
-        else:
-            begun.append(steps.begin())
-            if word != "(":
-                steps.end(word)
-    assert (begun, steps.may_be_all, steps.are_as_usual) == (first, may_be_all, whole)
 
 
 def test_a_shadow_rolls_back_from_anywhere() -> None:
@@ -307,7 +248,7 @@ def test_gives_everything_to_a_new_rank() -> None:
     assert new.state._digest() == old.state._digest()
     new.forward()
     new.optim.step()
-    assert has_status(new.state, 3, MemoryCondition.FINISHED)
+    assert has_status(new.state, 3, MemoryCondition.DIRTY)
 
 
 def test_what_was_loaded_trains_on_and_rolls_back() -> None:

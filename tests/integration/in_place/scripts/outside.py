@@ -50,10 +50,10 @@ def main() -> None:
         parts["scaler"] = scaler
     other = nn.ParameterDict({"weight": torch.zeros(())})
     second = torch.optim.SGD(other.parameters(), lr=1.0)
-    if kind.startswith("two"):
+    if kind == "two":
         parts |= {"other": other, "second": second}
-    state = elastic.State(shadow=kind == "two, with a shadow", **parts)
-    if kind == "two, saved":
+    state = elastic.State(**parts)
+    if kind == "once, saved":
         state.checkpoints(os.path.join(args.folder, "saved"), every=10)
 
     def collective(world: elastic.World, *, fatal: bool) -> None:
@@ -92,10 +92,23 @@ def main() -> None:
         if kind == "late":
             schedule.step()
 
+    def by_optimizer_and_once_a_collective(world: elastic.World) -> None:
+        now = torch.tensor(float(notes.has("die")))
+        dist.all_reduce(now)
+        weight.grad = torch.full((), -1.0)
+        optim.step()
+        if now:
+            collective(world, fatal=True)
+
     def train(world: elastic.World) -> None:
-        step = {"manual": by_hand, "scaled": by_a_scaler}.get(kind, by_optimizer)
-        if kind.startswith("two"):
-            step = by_two
+        steps = {
+            "manual": by_hand,
+            "scaled": by_a_scaler,
+            "two": by_two,
+            "once": by_optimizer_and_once_a_collective,
+            "once, saved": by_optimizer_and_once_a_collective,
+        }
+        step = steps.get(kind, by_optimizer)
         notes.say("began", world, step=state.step)
         while not notes.enough():
             collective(world, fatal=kind == "average")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
 
 
-NEW, CLEAN, FINISHED, DIRTY = MemoryCondition
+NEW, CLEAN, DIRTY = MemoryCondition
 
 statuses = st.lists(
     st.builds(
@@ -74,41 +74,31 @@ def ranks(words: str) -> list[RankStatus]:
 
 
 @pytest.mark.parametrize(
-    ("where", "kind", "step", "sources", "adopt"),
+    ("where", "kind", "step", "sources"),
     [
-        ("new new", "fresh", 0, (0,), False),
-        ("4clean 4clean", "memory", 4, (0, 1), False),
-        ("new 4clean", "memory", 4, (1,), False),
-        ("3clean 4clean", "memory", 4, (1,), False),
-        ("4finished 4clean", "memory", 4, (1,), False),
-        ("3finished 4clean", "memory", 4, (1,), False),
-        ("4finished 4dirty 4finished new", "memory", 5, (0, 2), True),
-        ("3finished 4dirty", "memory", 4, (0,), True),
-        ("3finished 3clean 4finished", "memory", 5, (2,), True),
-        ("4dirty 3clean", "memory", 3, (1,), False),
-        ("4dirty new", "lost", 0, (), False),
+        ("new new", "fresh", 0, (0,)),
+        ("4clean 4clean", "memory", 4, (0, 1)),
+        ("new 4clean", "memory", 4, (1,)),
+        ("3clean 4clean", "memory", 4, (1,)),
+        ("4dirty 3clean", "memory", 3, (1,)),
+        ("4dirty new", "lost", 0, ()),
         # Who was left out is ahead, and nothing was saved without it.
-        ("8clean@3/1 7clean@4/1", "memory", 8, (0,), False),
-        ("8clean@3/1 8clean@4/1", "memory", 8, (1,), False),
+        ("8clean@3/1 7clean@4/1", "memory", 8, (0,)),
+        ("8clean@3/1 8clean@4/1", "memory", 8, (1,)),
         # The others have fallen back and saved since: the step that it holds is of no use.
-        ("8clean@3/1 5clean@4/2", "memory", 5, (1,), False),
+        ("8clean@3/1 5clean@4/2", "memory", 5, (1,)),
         # It had heard of a term, and those who went on had not: nothing was saved in it.
-        ("4clean@3/2 9clean@4/1", "memory", 9, (1,), False),
-        ("4clean@3/2 3clean@4/1", "memory", 4, (0,), False),
+        ("4clean@3/2 9clean@4/1", "memory", 9, (1,)),
+        ("4clean@3/2 3clean@4/1", "memory", 4, (0,)),
         # Of one round, not all had heard of a term when it broke.
-        ("4clean@3/2 5clean@3/1", "memory", 5, (1,), False),
+        ("4clean@3/2 5clean@3/1", "memory", 5, (1,)),
         # Those of the newer term cannot serve.
-        ("8clean@3/1 5dirty@4/2", "memory", 8, (0,), False),
+        ("8clean@3/1 5dirty@4/2", "memory", 8, (0,)),
     ],
 )
-def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...], adopt: bool) -> None:
+def test_rules(where: str, kind: str, step: int, sources: tuple[int, ...]) -> None:
     choice = choose(ranks(where))
-    assert (choice.kind.value, choice.step, choice.sources, choice.adopt) == (
-        kind,
-        step,
-        sources,
-        adopt,
-    )
+    assert (choice.kind.value, choice.step, choice.sources) == (kind, step, sources)
     assert choice.reason
     assert (choice.in_memory is None) == (kind != "memory")
 
@@ -130,7 +120,6 @@ def test_what_memory_has_to_say_against_a_checkpoint(where: str, held: StateVers
     ("where", "before", "asks"),
     [
         ("4clean@5 new", 5, False),
-        ("4finished@5 4dirty@5", 5, False),
         ("4clean@5 4clean@3", 5, False),
         ("4dirty@5 4clean@3", 5, True),  # step 5 may have been saved in round 5
         ("4clean@3", 5, True),
@@ -157,12 +146,8 @@ def test_a_clean_commit_of_the_newest_term_is_never_lost(where: list[RankStatus]
 def test_never_goes_beyond_what_somebody_holds(where: list[RankStatus]) -> None:
     choice = choose(where)
     if choice.kind.value == "memory":
-        committed = max(s.step for s in where if s.condition is not NEW)
-        assert choice.step <= committed + choice.adopt
-        condition = FINISHED if choice.adopt else CLEAN
         for rank in choice.sources:
-            status = where[rank]
-            assert (status.step, status.condition) == (choice.step - choice.adopt, condition)
+            assert (where[rank].step, where[rank].condition) == (choice.step, CLEAN)
         assert choice.sources
     else:
         assert choice.step == 0
@@ -179,12 +164,7 @@ def test_the_order_of_ranks_changes_only_the_names(where: list[RankStatus], rand
     shuffled = list(where)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     one, other = choose(where), choose(shuffled)
-    assert (one.kind, one.step, one.adopt, one.reason) == (
-        other.kind,
-        other.step,
-        other.adopt,
-        other.reason,
-    )
+    assert (one.kind, one.step, one.reason) == (other.kind, other.step, other.reason)
     if one.kind.value == "memory":
         assert len(one.sources) == len(other.sources)
 
@@ -362,8 +342,6 @@ def meet(*words: str) -> tuple[RecoveryChoice, RankStatus, str, str, str]:
         ("3clean 3clean", 3, (0, 1)),
         ("3clean new 3clean 2clean", 3, (0, 2)),
         ("new 3clean 2clean 3dirty", 3, (1,)),
-        ("3finished 3dirty new", 4, (0,)),
-        ("3finished 3dirty 3finished", 4, (0, 2)),
     ],
 )
 def test_all_get_exactly_what_the_furthest_committed(
@@ -374,8 +352,7 @@ def test_all_get_exactly_what_the_furthest_committed(
         assert (choice.kind.value, choice.sources) == ("memory", sources)
         assert status == RankStatus(step, MemoryCondition.CLEAN)
     (after,) = {after for _, _, _, after, _ in results}
-    if not choice.adopt:
-        assert after == results[sources[0]][4]  # to the last bit
+    assert after == results[sources[0]][4]  # to the last bit
 
 
 def test_without_any_state_all_get_that_of_rank_0() -> None:

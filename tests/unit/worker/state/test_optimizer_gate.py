@@ -94,12 +94,7 @@ def test_whenever_the_abort_comes_no_garbage_is_committed(
     with suppress(WorldChanged):
         _step(rank, dies=dies)
     values = rank.values()
-    status = rank.state.rank_status()
-    assert status.condition in (MemoryCondition.CLEAN, MemoryCondition.FINISHED)
-    if status.condition is MemoryCondition.FINISHED:
-        rank.state._adopt()
-    else:
-        rank.state.roll_back()
+    rank.state.roll_back()
     assert rank.values() == [10.0 - rank.state.step] * optimizers, values
 
 
@@ -320,14 +315,6 @@ def test_the_state_of_another_rank_finds_a_scaler_ready(where: str) -> None:
     rank = ScaledRank()
     rank.break_off(where)
     rank.state._load(*copy_of(other.state.commit_image()))
-    rank.check(4)
-
-
-def test_a_step_that_is_adopted_leaves_a_scaler_ready() -> None:
-    rank = ScaledRank()
-    rank.state._changes.tail.clear()  # type: ignore[union-attr]  # its update is not waited for
-    assert rank.break_off("stepped") is MemoryCondition.FINISHED
-    rank.state._adopt()
     rank.check(4)
 
 
