@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic_runtime.agent.launch import launch as launch
-    from elastic_runtime.checkpoint.checkpointer import Checkpointer as Checkpointer
-    from elastic_runtime.checkpoint.entries.per_rank_values import PerRank as PerRank
     from elastic_runtime.config import Endpoint as Endpoint
     from elastic_runtime.config import Entry as Entry
     from elastic_runtime.config import JobConfig as JobConfig
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from elastic_runtime.diloco.diloco import DiLoCo as DiLoCo
     from elastic_runtime.diloco.diloco import LocalSGD as LocalSGD
     from elastic_runtime.errors import CheckpointError as CheckpointError
+    from elastic_runtime.parts.per_rank import PerRank as PerRank
     from elastic_runtime.training.checkpoints import load as load
     from elastic_runtime.training.run import busy as busy
     from elastic_runtime.training.run import run as run
@@ -33,14 +32,13 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CheckpointError": "elastic_runtime.errors",
-    "Checkpointer": "elastic_runtime.checkpoint.checkpointer",
     "DataLoader": "elastic_runtime.data.data_loader",
     "DiLoCo": "elastic_runtime.diloco.diloco",
     "Endpoint": "elastic_runtime.config",
     "Entry": "elastic_runtime.config",
     "JobConfig": "elastic_runtime.config",
     "LocalSGD": "elastic_runtime.diloco.diloco",
-    "PerRank": "elastic_runtime.checkpoint.entries.per_rank_values",
+    "PerRank": "elastic_runtime.parts.per_rank",
     "ShardedStream": "elastic_runtime.data.sharded.sharded_stream",
     "State": "elastic_runtime.training.state",
     "World": "elastic_runtime.worker.world",
@@ -54,7 +52,6 @@ _WHERE = {
 
 __all__ = [
     "CheckpointError",
-    "Checkpointer",
     "DataLoader",
     "DiLoCo",
     "Endpoint",

@@ -55,7 +55,6 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "LocalSGD": (),
     },
     "Checkpoints": {
-        "Checkpointer": ("steps", "resume", "step", "save", "wait", "close"),
         "load": (),
         "PerRank": (),
     },

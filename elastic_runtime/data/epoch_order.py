@@ -13,7 +13,7 @@ import torch
 
 from elastic_runtime.data.sample_seeds import generator
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state.commit_image import tensor_bytes
+from elastic_runtime.parts.commit_image import tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -24,10 +24,10 @@ from elastic_runtime.diloco.rhythm import Rhythm, Schedule
 from elastic_runtime.diloco.standings import Meeting, Standing, meet
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import ReplicaDropped, ReplicasKept, ReplicasLeftOut
+from elastic_runtime.parts.other_parts import moves
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.state.state_parts import moves
 from elastic_runtime.worker.world import TrainsAlone
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ class DiLoCo(TrainsAlone):
         for loader in self._state._loaders():
             loader.before_commit(optimized=True)
         for part in stateful(self._state):
-            part.commit()
+            if moves(part.owner):
+                part.owner.commit()
         context().report_inner(self._state.step, self.inner_steps)
         if gloo.interrupted():
             raise WorldChanged("the round is broken")

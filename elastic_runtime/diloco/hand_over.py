@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from elastic_runtime.parts.commit_image import CommitImage, check_image, forms_of, take_image
 from elastic_runtime.worker.recovery.state_transfer import (
     MESSAGE_BYTES,
     Messages,
@@ -18,14 +19,12 @@ from elastic_runtime.worker.recovery.state_transfer import (
     relay,
     spread,
 )
-from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.state_parts import TensorForm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from elastic_runtime.parts.optimizer_part import OptimizerPart
     from elastic_runtime.worker.peers import Peers
-    from elastic_runtime.worker.state.state_parts import OptimizerPart
 
 Image = tuple[dict[str, Any], list[torch.Tensor]]
 
@@ -48,7 +47,7 @@ def tell_all(group: TransferGroup, image: Image | None, root: int) -> Image:
     meta, tensors = image or ({}, [])
     meta = group.tell(meta, root)
     if image is None:
-        tensors = [form.empty() for form in _forms(meta)]
+        tensors = [form.empty() for form in forms_of(meta)]
     spread(Messages(tensors, plan(_sizes(meta), MESSAGE_BYTES)), group, root)
     return meta, tensors
 
@@ -72,29 +71,21 @@ def hand_on(
     tensors: list[torch.Tensor] = []
     meta: dict[str, Any] = {}
     if group.rank == giver:
-        tree = json_tensors.encode(inner.tree(), inner.name, tensors)
-        forms = [TensorForm.of(tensor) for tensor in tensors]
-        meta = {"tree": tree, "tensors": [[f.dtype, f.shape, f.device] for f in forms]}
+        meta, tensors = CommitImage.of([inner])
     meta = group.tell(meta, giver)
     chain = [giver, *receivers]
     if group.rank not in chain:
         return
-    forms = _forms(meta)
     if group.rank != giver:
-        inner.check(json_tensors.decode(meta["tree"], forms))
-        tensors = [form.empty() for form in forms]
+        check_image([inner], meta)
+        tensors = [form.empty() for form in forms_of(meta)]
     at = chain.index(group.rank)
     before = chain[at - 1] if at else None
     after = chain[at + 1] if at + 1 < len(chain) else None
     relay(Messages(tensors, plan(_sizes(meta), MESSAGE_BYTES)), group.wire, before, after)
     if group.rank != giver:
-        placed = [tensor.to(form.device) for tensor, form in zip(tensors, forms, strict=True)]
-        inner.load(json_tensors.decode(meta["tree"], placed))
-
-
-def _forms(meta: dict[str, Any]) -> list[TensorForm]:
-    return [TensorForm(dtype, tuple(shape), device) for dtype, shape, device in meta["tensors"]]
+        take_image([inner], meta, tensors)
 
 
 def _sizes(meta: dict[str, Any]) -> list[int]:
-    return [form.nbytes for form in _forms(meta)]
+    return [form.nbytes for form in forms_of(meta)]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.rng_state import RandomGenerators
-from elastic_runtime.worker.state.state_parts import OptimizerPart, StatefulPart, TensorForm
+from elastic_runtime.parts import json_tensors
+from elastic_runtime.parts.generators import RandomGenerators
+from elastic_runtime.parts.optimizer_part import OptimizerPart
+from elastic_runtime.parts.other_parts import StatefulPart
+from elastic_runtime.parts.tensor_form import TensorForm
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +38,7 @@ class OwnValues:
             part.name: json_tensors.copied(part.hyperparameters()) for part in optimizers(state)
         }
         self._counters = {k: json_tensors.copied(v) for k, v in state._values.items()}
-        self._generators = RandomGenerators() if state._generators is not None else None
+        self._generators = RandomGenerators() if state.with_generators else None
         if self._generators is not None:
             self._generators.snapshot()
 
@@ -54,8 +56,7 @@ class OwnValues:
             "counters": json_tensors.encode(self._counters, "state", tensors),
             "groups": json_tensors.encode(self._groups, "groups", tensors),
         }
-        forms = map(TensorForm.of, tensors)
-        meta["tensors"] = [[form.dtype, form.shape, form.device] for form in forms]
+        meta["tensors"] = [TensorForm.of(tensor).as_json() for tensor in tensors]
         return meta, tensors
 
     @classmethod

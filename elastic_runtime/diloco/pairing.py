@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.parts.wrappers import bare, unwrapped
 from elastic_runtime.training.state import State
-from elastic_runtime.worker.state.wrappers import bare, unwrapped
 
 _DDP = torch.nn.parallel.DistributedDataParallel
 _REPLICA = "replica = copy.deepcopy(model); inner = AdamW(replica.parameters()); "

@@ -8,7 +8,7 @@ import torch
 
 from elastic_runtime.diloco.fragment import Flight, Fragment
 from elastic_runtime.diloco.rhythm import cut
-from elastic_runtime.worker.state.state_parts import OptimizerPart
+from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,9 @@ class Replica:
             )
         ]
         self.module = pairing.replica
-        self.inner = OptimizerPart("inner", inner, {"replica": pairing.replica}, shadow=False)
+        names = ParameterNames({"replica": pairing.replica})
+        self.inner = OptimizerPart("inner", inner, names)
+        self.inner.keep(shadow=False)
         self._pairing, self._outer, self._mix = pairing, outer, mix
         self._work = [0] * fragments  # own inner steps since each fragment's last sync
         self._flights: dict[int, Flight] = {}

@@ -105,6 +105,21 @@ def dtensor_chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(chunks[0].offsets), tuple(chunks[0].sizes)
 
 
+def takes_state_plainly(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether nothing but ``state`` and ``param_groups`` tells what an optimizer remembers.
+
+    Then its state may be put there as it was saved; ``load_state_dict`` would cast it to the type
+    of each parameter. There is no public way to see what hooks it has.
+    """
+    import torch
+
+    plain, kind = torch.optim.Optimizer, type(optimizer)
+    hooks = ("_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks")
+    return kind.load_state_dict is plain.load_state_dict and not any(
+        getattr(optimizer, name, None) for name in hooks
+    )
+
+
 def loads_plainly(module: torch.nn.Module) -> bool:
     """Whether ``load_state_dict`` of a module does nothing but copy each tensor to its place.
 

@@ -18,10 +18,10 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.tools import utils
 
-from elastic_runtime.checkpoint.entries.pieces import InPieces
 from elastic_runtime.data.sampler import share_of
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
 from elastic_runtime.errors import CheckpointUsageError, UsageError
+from elastic_runtime.parts.pieces import InPieces
 from elastic_runtime.torchtitan.stream_reader import (
     StepReader,
     StreamStep,

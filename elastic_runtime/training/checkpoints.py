@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 from elastic_runtime.checkpoint.format.manifest import newest_first
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.save.save_timetable import parse_limit
@@ -15,14 +13,16 @@ from elastic_runtime.checkpoint.save_interval import parse_every
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.retention import parse_retention
 from elastic_runtime.errors import CheckpointUsageError, DamagedCheckpoint, NoCheckpoint
+from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.worker.peers import Peers
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.save_interval import Interval
+    from elastic_runtime.parts.parts import Parts
     from elastic_runtime.training.state import State
 
 
@@ -53,22 +53,22 @@ class CheckpointSettings:
                 f"on_error={self.on_error!r} is not understood; give 'continue' or 'raise'"
             )
 
-    def saver(self, objects: Mapping[str, Any]) -> Checkpointer:
-        """What saves these objects there.
+    def saver(self, parts: Parts) -> Checkpointer:
+        """What saves these there.
 
         Args:
-            objects: by name.
+            parts: of the State.
         """
         return Checkpointer(
             self.place,
-            dict(objects),
+            parts,
             every=self.every,
             keep=self.keep,
             keep_every=self.keep_every,
             sync=self.sync,
-            snapshot_every=self.snapshots,
-            on_save_error=self.on_error,
-            max_save_age=self.max_age,
+            snapshots=self.snapshots,
+            raises=self.on_error == "raise",
+            max_age=self.max_age,
         )
 
 
@@ -112,11 +112,10 @@ def load(
         there = ", ".join(str(one.step) for one in whole) or "none"
         what = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise NoCheckpoint(f"there is not {what} in {storage.where}; steps there: {there}")
-    entries = Entries(state.saved_objects())
-    entries.add_values(state.saved_values())
+    parts = state.saved_parts(generators=False)
     damage: DamagedCheckpoint | None = None
     for which in wanted:
-        run = LoadRun(storage, which, entries, RankPosition(peers.rank, peers.world), strict=strict)
+        run = LoadRun(storage, which, parts, RankPosition(peers.rank, peers.world), strict=strict)
         try:
             run.run(peers)
         except DamagedCheckpoint as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,7 +23,6 @@ T = TypeVar("T")
 def run(
     train: Callable[[World], T],
     state: State,
-    checkpointer: Saver | None = None,
     *,
     in_place: bool = True,
     start_over: bool = False,
@@ -44,7 +42,6 @@ def run(
     Args:
         train: the training function; it is called with the ``World``, on each rank.
         state: the models, optimizers, loaders and values that must survive a fault.
-        checkpointer: what saves, where that is not ``state.checkpoints``.
         in_place: whether surviving processes go on after a fault.
         start_over: in place, what to do if more than 10 steps were committed and all of them are
             lost, because nothing was saved. False: end with an error. True: begin again at step 0.
@@ -66,7 +63,7 @@ def run(
             f"elastic.run needs the function that trains, and this is a "
             f"{type(train).__qualname__}: elastic.run(train, state)"
         )
-    saver = _saver_of(state, checkpointer, in_place=in_place)
+    saver = _saver_of(state, in_place=in_place)
     return train_to_end(
         train, state, saver, in_place=in_place, start_over=start_over, strict=strict
     )
@@ -75,7 +72,7 @@ def run(
 @contextmanager
 def resumed(state: State, *, strict: bool = True) -> Iterator[World]:
     """See ``State.resumed``."""
-    saver = _saver_of(state, None, in_place=False)
+    saver = _saver_of(state, in_place=False)
     with (
         begun(state, saver, in_place=False, strict=strict) as loop,
         loop.one_world() as (_, world),
@@ -104,11 +101,11 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
-def _saver_of(state: object, given: Saver | None, *, in_place: bool) -> Saver | None:
+def _saver_of(state: object, *, in_place: bool) -> Saver | None:
     """What saves the state; None: nothing does.
 
     Raises:
-        UsageError: there is no State, or something else is given.
+        UsageError: there is no State.
         CheckpointUsageError: it must be saved, and nothing says where.
     """
     if not isinstance(state, State):
@@ -117,20 +114,8 @@ def _saver_of(state: object, given: Saver | None, *, in_place: bool) -> Saver | 
             f"elastic.run needs the State that must not be lost, and {kind}: "
             "elastic.run(train, state)"
         )
-    if isinstance(given, str | os.PathLike):
-        raise UsageError(
-            f"elastic.run was given {str(given)!r}; say where to save before: "
-            f'state.checkpoints("{given}", every="30s")'
-        )
-    if given is not None and not hasattr(given, "attach"):
-        raise UsageError(
-            f"elastic.run was given a {type(given).__qualname__} as its checkpointer; it is "
-            "elastic.run(train, state)"
-        )
-    if given is not None:
-        return given
     if state._settings is not None:
-        return state._settings.saver(state.saved_objects())
+        return state._settings.saver(state.saved_parts(generators=True))
     if in_place:
         return None
     raise CheckpointUsageError(

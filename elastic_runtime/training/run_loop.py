@@ -60,15 +60,15 @@ from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
 from elastic_runtime.worker.loop_hints import VALUES_DIFFER, tell_once
+from elastic_runtime.worker.missing_parts import MissingParts, report
 from elastic_runtime.worker.one_world_samplers import sampler_of_one_world
 from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery import error_classification, thread_inspection
 from elastic_runtime.worker.recovery.common_state import EarlierRounds, StateRecovery
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
+from elastic_runtime.worker.recovery.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from elastic_runtime.worker.round_breaks import begin_break, end_break, end_breaks
-from elastic_runtime.worker.state.missing_parts import MissingParts, report
-from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.step_source import training
 from elastic_runtime.worker.world import World
 
@@ -509,7 +509,8 @@ class Commit:
         self._compare_values()
         if self._saver is not None:
             self._saver.count(step)
-            self._saver.act_on(agreed)
+            if self._saver.act_on(agreed):
+                self._agreement.restart_clock()
         if agreed:
             if Wish.CHANGE in agreed:
                 self._leave()

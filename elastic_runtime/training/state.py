@@ -13,17 +13,23 @@ import json
 import time
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import torch
 
-from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition, owned_by_rank
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateCopied
+from elastic_runtime.parts import json_tensors
+from elastic_runtime.parts.commit_image import CommitImage, check_image, take_image
+from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
+from elastic_runtime.parts.other_parts import GeneratorsPart, RankPart, ValuesPart, moves
+from elastic_runtime.parts.outside_changes import OutsideChanges
+from elastic_runtime.parts.parts import Parts, part_of
+from elastic_runtime.parts.per_rank import RankPosition
+from elastic_runtime.parts.wrappers import unwrapped_optimizer
 from elastic_runtime.system import torch_private
 from elastic_runtime.training.checkpoints import CheckpointSettings
 from elastic_runtime.training.duties import Duties
-from elastic_runtime.training.rank_values import RankValues
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.loop_hints import (
     BUFFERS_IN_DUTY,
@@ -32,30 +38,10 @@ from elastic_runtime.worker.loop_hints import (
     SCHEDULE_LEFT_OUT,
     tell_once,
 )
+from elastic_runtime.worker.recovery.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.recovery.optimizer_prealloc import PreallocatedTensors
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus, StateLost
 from elastic_runtime.worker.recovery.replica_check import refuse_sharded
-from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.commit_image import (
-    CommitImage,
-    digest_of,
-    forms_of,
-    own_tensors,
-    present,
-)
-from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
-from elastic_runtime.worker.state.outside_changes import OutsideChanges
-from elastic_runtime.worker.state.rng_state import RandomGenerators
-from elastic_runtime.worker.state.state_parts import (
-    ModulePart,
-    OptimizerPart,
-    TensorForm,
-    moves,
-    parts_of,
-    same_keys,
-)
-from elastic_runtime.worker.state.tensor_copies import receives, write
-from elastic_runtime.worker.state.wrappers import unwrapped_optimizer
 from elastic_runtime.worker.step_source import StepSource
 
 if TYPE_CHECKING:
@@ -65,9 +51,10 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.save_interval import Interval
+    from elastic_runtime.parts.part import Part
+    from elastic_runtime.parts.tensor_form import TensorForm
     from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
     from elastic_runtime.worker.recovery.saver_protocol import Saver
-    from elastic_runtime.worker.state.state_parts import StatePart
     from elastic_runtime.worker.world import TrainsAlone, World
 
 
@@ -106,8 +93,11 @@ class State:
 
     # Attributes that are declared here are the State's own; all others are values.
     _named: dict[str, Any]
-    _values: dict[str, Any]
-    _progress: dict[str, Any]  # what the job has to remember of itself; see _new_progress
+    _names: ParameterNames
+    _held: list[Part]  # of the named objects
+    _plain: ValuesPart
+    _values: dict[str, Any]  # those of ``_plain``, as is what the job remembers of itself
+    _progress: dict[str, Any]
     _duties: Duties
     _duty: str  # the name of that which is done now
     _settings: CheckpointSettings | None
@@ -131,11 +121,8 @@ class State:
     _beside: dict[str, Any]  # saved as well, by name; in memory no part of it
     # In place:
     _in_memory: bool
-    _parts: list[StatePart]
-    _own: RankValues
-    _kept_values: dict[str, Any]
-    _kept_progress: dict[str, Any]
-    _generators: RandomGenerators | None
+    _parts: list[Part]  # which all ranks have alike
+    _own: list[RankPart]
     _round: int  # see RankStatus; set by elastic.run
     _condition: MemoryCondition
     _newcomer: bool  # nothing was ever committed in this process
@@ -174,11 +161,13 @@ class State:
             )
         for name in named:
             self._check_name(name)
-        self._named = {name: one for name, one in named.items() if _is_object(one)}
-        self._values = {name: one for name, one in named.items() if name not in self._named}
-        for name, value in self._values.items():
-            _check_value(name, value)
-        self._progress = _new_progress()
+        modules = {n: one for n, one in named.items() if isinstance(one, torch.nn.Module)}
+        self._names = ParameterNames(modules)
+        parts = {name: part_of(name, one, self._names) for name, one in named.items()}
+        self._held = [part for part in parts.values() if part is not None]
+        self._named = {name: one for name, one in named.items() if parts[name] is not None}
+        self._plain = ValuesPart({n: one for n, one in named.items() if parts[n] is None})
+        self._values, self._progress = self._plain.values, self._plain.progress
         self._duties = Duties()
         self._duty = ""
         self._settings = None
@@ -204,10 +193,7 @@ class State:
         self._beside = {}
         self._in_memory = False
         self._parts = []
-        self._own = RankValues({})
-        self._kept_values = {}
-        self._kept_progress = _new_progress()
-        self._generators = None
+        self._own = []
         self._round = 0
         self._condition = MemoryCondition.NEW
         self._newcomer = True
@@ -449,14 +435,15 @@ class State:
         """
         if self._in_memory:
             return self
-        own = {n: one for n, one in self._named.items() if owned_by_rank(one) is not None}
-        others = {n: one for n, one in self._named.items() if n not in own}
-        self._own = RankValues(own)
-        self._generators = RandomGenerators() if self._with_generators else None
-        self._parts = list(parts_of(others, shadow=self._shadow))
-        modules = {n: m for n, m in others.items() if isinstance(m, torch.nn.Module)}
-        for name, optimizer in self._alone_optimizers.items():
-            self._parts.append(OptimizerPart(name, optimizer, modules, shadow=self._shadow))
+        self._own = [part for part in self._held if isinstance(part, RankPart)]
+        alone = self._alone_optimizers.items()
+        self._parts = [part for part in self._held if not isinstance(part, RankPart)]
+        self._parts += [OptimizerPart(name, one, self._names) for name, one in alone]
+        self._parts.append(self._plain)
+        if self._with_generators:
+            self._own.append(GeneratorsPart())
+        for part in self._parts:
+            part.keep(shadow=self._shadow)
         self._changes = None if self._shadow else OutsideChanges(self._parts)
         refuse_sharded(self._parts)
         self._in_memory = True
@@ -536,7 +523,8 @@ class State:
 
     def take_values(self, packed: Any) -> None:
         """Replaces all values by those that another rank has packed."""
-        _replace(self._values, json_tensors.unpack(packed))
+        self._values.clear()
+        self._values.update(json_tensors.unpack(packed))
 
     def leave_world(self) -> None:
         """From now on it cannot be committed or saved."""
@@ -561,19 +549,21 @@ class State:
             if scheduled and not {id(one), id(optimizer)} & known:
                 tell_once(SCHEDULE_LEFT_OUT, name=name)
 
-    def saved_values(self) -> SavedValues:
-        """The values, and what the job remembers, for a checkpoint."""
-        return SavedValues(self._values, self._progress)
-
     @property
     def with_generators(self) -> bool:
         """Whether the global random generators are kept."""
         return self._with_generators
 
-    def saved_objects(self) -> dict[str, Any]:
-        """All that a checkpoint has under names of the script's."""
-        saves = self._alone.saves if self._alone is not None else {}
-        return {**self._named, **saves, **self._beside}
+    def saved_parts(self, *, generators: bool) -> Parts:
+        """What a checkpoint has.
+
+        Args:
+            generators: the global random generators of each rank as well, if they are kept.
+        """
+        more = {**(self._alone.saves if self._alone is not None else {}), **self._beside}
+        found = [part_of(name, one, self._names) for name, one in more.items()]
+        parts = [*self._held, *(part for part in found if part is not None), self._plain]
+        return Parts([*parts, GeneratorsPart()] if generators and self._with_generators else parts)
 
     def resumed_at(self, step: int) -> None:
         """Its objects have the content of this step, which was saved."""
@@ -599,13 +589,12 @@ class State:
 
     def _owe(self, names: Sequence[str]) -> None:
         """These duties are owed, as of the last commit."""
-        for progress in (self._progress, self._kept_progress):
-            progress["owed"] += [name for name in names if name not in progress["owed"]]
+        self._plain.owe(names)
 
     def note_stopped(self) -> None:
         """Training is over with the last commit, as all ranks have agreed."""
         self._stops = False
-        self._progress["stopped"] = self._kept_progress["stopped"] = True
+        self._plain.stop()
 
     @property
     def has_values(self) -> bool:
@@ -627,11 +616,8 @@ class State:
             self._changes.choose()
         for part in self._parts:
             part.snapshot()
-        self._own.snapshot()
-        self._kept_values = {k: json_tensors.copied(v) for k, v in self._values.items()}
-        self._kept_progress = json_tensors.copied(self._progress)
-        if self._generators is not None:
-            self._generators.snapshot()
+        for own in self._own:
+            own.snapshot()
         if self._changes is not None:
             self._changes.record()
         self._step = step
@@ -677,14 +663,9 @@ class State:
                 f"{status.condition.name.lower()}; State(shadow=True) keeps a copy"
             )
         with torch.no_grad():
-            for part in self._parts:
+            for part in (*self._parts, *self._own):
                 part.roll_back()
-        self._own.roll_back()
-        _replace(self._values, {k: json_tensors.copied(v) for k, v in self._kept_values.items()})
-        _replace(self._progress, json_tensors.copied(self._kept_progress))
         self._forget_step()
-        if self._generators is not None:
-            self._generators.restore()
         if self._changes is not None:
             self._changes.record()
         self._drop_leftovers()
@@ -699,24 +680,15 @@ class State:
         Raises:
             UsageError: an object's state dict holds something that cannot be given away.
         """
-        tensors: list[torch.Tensor] = []
-        structure = {p.name: json_tensors.encode(p.tree(), p.name, tensors) for p in self._parts}
-        meta = {
+        more: dict[str, Any] = {
             "step": self._step,
             "commits": self._commits,
-            "parts": structure,
-            "values": json_tensors.encode(self._values, "state", tensors),
-            "progress": json_tensors.copied(self._progress),
             "shadow": self._shadow,
         }
         if for_others:
-            meta["own"] = self._own.for_others(generators=self._with_generators)
-        alike = {slot for slot, _, same in own_tensors(self._parts, meta, len(tensors)) if same}
-        meta["tensors"] = [
-            [form.dtype, form.shape, form.device, number in alike]
-            for number, form in enumerate(map(TensorForm.of, tensors))
-        ]
-        return CommitImage(meta, tensors)
+            own = {part.name: part.owner.own_state() for part in self._own}
+            more["own"] = {name: json_tensors.pack(state, name) for name, state in own.items()}
+        return CommitImage.of(self._parts, **more)
 
     def _check(self, meta: dict[str, Any]) -> None:
         """Finds out whether the state of another rank fits the objects of this one.
@@ -724,10 +696,7 @@ class State:
         Raises:
             UsageError: it does not; the message names what differs.
         """
-        same_keys("the objects of the State", {p.name: p for p in self._parts}, meta["parts"])
-        forms = forms_of(meta)
-        for part in self._parts:
-            part.check(json_tensors.decode(meta["parts"][part.name], forms))
+        check_image(self._parts, meta)
 
     def preallocate(self) -> None:
         """Allocates memory for optimizer state that this rank may receive, while no rank waits.
@@ -746,33 +715,6 @@ class State:
         """A tensor of this form, to be received into."""
         return self._spare.take(form)
 
-    def destinations(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
-        """Where the tensors of another rank's state may be received without a copy.
-
-        Args:
-            meta: of its image; it has passed ``check``.
-
-        Returns:
-            For each tensor this rank's own memory for it; None: it must be received elsewhere.
-        """
-        return [
-            tensor if tensor is not None and receives(tensor) else None
-            for tensor in present(self._parts, meta)
-        ]
-
-    def _common(self, meta: dict[str, Any]) -> list[torch.Tensor | None]:
-        """This rank's parameters and optimizer state, for a commit that it holds as well.
-
-        Args:
-            meta: of the image of another rank with the same commit.
-
-        Returns:
-            For each tensor of the image this rank's own, or None where ranks may differ.
-        """
-        held = present(self._parts, meta)
-        flags = [description[3] for description in meta["tensors"]]
-        return [tensor if same else None for tensor, same in zip(held, flags, strict=True)]
-
     def _load(
         self, meta: dict[str, Any], tensors: list[torch.Tensor], *, alike: int | None = None
     ) -> None:
@@ -783,7 +725,7 @@ class State:
         Args:
             meta: of its image.
             tensors: of its image, on any device; they belong to this State from now on. Those
-                that are ``destinations`` or ``common`` of this State are in place already.
+                that are this State's own, with new values, are in place already.
             alike: the last round in which the other rank had the same state as all others; from
                 now on this memory belongs to that history. None: it did before, too.
 
@@ -791,21 +733,8 @@ class State:
             UsageError: it does not fit; nothing has been changed then.
         """
         self._check(meta)
-        held = present(self._parts, meta)
         self.give_up(meta["step"])  # until all is done it is neither the old state nor the new one
-        with torch.no_grad():
-            for number, (target, form) in enumerate(zip(held, forms_of(meta), strict=True)):
-                source = tensors[number]
-                if target is None:
-                    tensors[number] = source.to(form.device) if source.is_cpu else source
-                else:
-                    if target.data_ptr() != source.data_ptr():
-                        write(target, source)
-                    tensors[number] = target
-            for part in self._parts:
-                part.load(json_tensors.decode(meta["parts"][part.name], tensors))
-        _replace(self._values, json_tensors.decode(meta["values"], tensors))
-        _replace(self._progress, json_tensors.copied(meta["progress"]))
+        take_image(self._parts, meta, tensors)
         self._forget_step()
         self._schedules_at = []
         if alike is not None:
@@ -819,17 +748,18 @@ class State:
 
     def _digest(self) -> int:
         """A number that is the same on ranks that hold the same, but for random generators."""
-        return digest_of(self.commit_image())
+        return self.commit_image().digest
 
     def _begin_own(self, meta: dict[str, Any]) -> None:
         """Sets what this rank has for itself, after it has received the state of another."""
         if not self._newcomer:  # it has something of its own, from its last commit
-            self._own.roll_back()
-            if self._generators is not None:
-                self._generators.restore()
+            for part in self._own:
+                part.roll_back()
         elif meta["step"] and self._world is not None:
             place = RankPosition(self._world.rank, self._world.size)
-            self._own.take_of_another(meta["own"], place)
+            for part in self._own:
+                if part.name in meta["own"]:
+                    part.owner.take_foreign([json_tensors.unpack(meta["own"][part.name])], place)
 
     # Values
 
@@ -861,6 +791,8 @@ class State:
     # Inside
 
     def _check_name(self, name: str) -> None:
+        if "." in name or ":" in name:
+            raise UsageError(f"{name!r} cannot be the name of something in a State: take a word")
         if name.startswith("_") or hasattr(type(self), name):
             raise UsageError(f"{name!r} is a name of State's own; take another one")
 
@@ -937,8 +869,7 @@ class State:
     def _copy_all(self) -> None:
         self._shadow, self._changes = True, None
         for part in self._parts:
-            if isinstance(part, ModulePart | OptimizerPart):
-                part.copy_all()
+            part.keep(shadow=True)
 
     def _forget_step(self) -> None:
         """The step that was broken off is not under way any more."""
@@ -979,46 +910,6 @@ class _ForLoaders:
 
     def end_training(self) -> Never:
         raise TrainingStopped
-
-
-class SavedValues(NamedTuple):
-    """What a checkpoint keeps beside the objects; neither is a copy.
-
-    Attributes:
-        values: of the State, by name.
-        progress: of its job.
-    """
-
-    values: dict[str, Any]
-    progress: dict[str, Any]
-
-
-def _new_progress() -> dict[str, Any]:
-    """What a job remembers of itself: which duties are owed, after which step each was done last,
-    and whether training was stopped."""
-    return {"owed": [], "done": {}, "stopped": False}
-
-
-def _is_object(value: object) -> bool:
-    """Whether something keeps its own state; anything else must be a plain value."""
-    stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    return stateful or owned_by_rank(value) is not None
-
-
-def _check_value(name: str, value: object) -> None:
-    try:
-        json_tensors.check(value, f"State({name}=...)")
-    except UsageError as error:
-        raise UsageError(
-            f"State({name}=...) is a {type(value).__qualname__} without state_dict and "
-            f"load_state_dict, and no plain value; give it these two methods, or leave it out of "
-            f"the State ({error})"
-        ) from None
-
-
-def _replace(held: dict[str, Any], new: Mapping[str, Any]) -> None:
-    held.clear()
-    held.update(new)
 
 
 _OWN = frozenset(State.__annotations__)

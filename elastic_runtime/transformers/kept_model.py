@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.trainer import _is_peft_model
 
-from elastic_runtime.worker.state.commit_image import tensor_bytes
+from elastic_runtime.parts.commit_image import tensor_bytes
 
 _LOOKED_AT = 64  # of each frozen parameter, for the fingerprint
 

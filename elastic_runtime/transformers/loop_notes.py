@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import ExportableState, TrainerControl
 from transformers.utils import logging
 
+from elastic_runtime.parts.json_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.trainers.rank_notes import RankNotes
-from elastic_runtime.worker.state.json_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ shared memory.
 ``--tight`` times nothing but the call, with nothing between two calls: the least that it can cost,
 with and without the random generators remembered. ``--gpu`` measures, on one GPU, what whole steps
 of a small transformer cost when each optimizer waits for its gradients on the host
-(``worker/state/optimizer_gate.py``), and when it does not.
+(``worker/recovery/optimizer_gate.py``), and when it does not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
-from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
+from elastic_runtime.worker.recovery.optimizer_gate import OptimizerGate
 from scripts.bench.measure.figures import quantile
 from scripts.bench.measure.report import machine
 from scripts.bench.measure.workload import BATCH, STEP_SECONDS, network, train_one

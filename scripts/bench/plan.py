@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 
-from elastic_runtime.checkpoint.entries.tensor_memory import without_collection
+from elastic_runtime.checkpoint.format.tensor_memory import without_collection
 from elastic_runtime.checkpoint.format import dcp_metadata, metadata_reader, outline_file
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import Description

@@ -174,7 +174,7 @@ def _stored(key: str, description: object, places: _Places) -> Stored:
     pieces = tuple(_piece(key, whole, dtype, chunk, places) for chunk in tensor.chunks)
     if sum(piece.chunk.count for piece in pieces) != whole.count:
         raise DamagedCheckpoint(f"{key} is not stored as a whole")
-    return StoredTensor(whole.sizes, dtype, pieces)
+    return StoredTensor(whole.sizes, dtype, pieces=pieces)
 
 
 def _piece(key: str, whole: Chunk, dtype: torch.dtype, found: object, places: _Places) -> Piece:

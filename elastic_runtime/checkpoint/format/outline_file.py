@@ -232,7 +232,7 @@ class Outlined:
             places.append((file, parts[file][group.places[row]], chunk))
         if isinstance(stored, StoredTensor):
             found = tuple(piece_of(key, stored.dtype, *each) for each in places)
-            return StoredTensor(stored.shape, stored.dtype, found)
+            return StoredTensor(stored.shape, stored.dtype, pieces=found)
         [(file, part, _)] = places
         return StoredValue(file, part)
 

@@ -27,7 +27,7 @@ from elastic_runtime.checkpoint.format.chunks import Chunk
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# A key of one rank's own ends with this and its number: see ``entries.flat_state``.
+# A key of one rank's own ends with this and its number: see ``parts.other_parts``.
 _OWN = ".rank-"
 
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from elastic_runtime.checkpoint.format.manifest import Part
+from elastic_runtime.parts.tensor_form import TensorForm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from elastic_runtime.checkpoint.format.chunks import Chunk
 
@@ -36,17 +35,13 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor.
+class StoredTensor(TensorForm):
+    """A tensor; its shape is that of the whole one.
 
     Attributes:
-        shape: of the whole tensor.
-        dtype: of its elements.
         pieces: which together hold all of its elements that were asked for.
     """
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
     pieces: tuple[Piece, ...] = ()
 
 

@@ -1,6 +1,6 @@
-"""One load: all ranks read one checkpoint, and give it to the entries only if all of it is intact.
+"""One load: all ranks read one checkpoint, and give it to the State only if all of it is intact.
 
-They do it in steps and agree after each: no rank restores an entry before all ranks have verified
+They do it in steps and agree after each: no rank restores a part before all ranks have verified
 everything that they read.
 """
 
@@ -16,11 +16,6 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 import torch
 
-from elastic_runtime.checkpoint.entries.tensor_memory import (
-    local_chunk,
-    local_tensor,
-    without_collection,
-)
 from elastic_runtime.checkpoint.format.dcp_metadata import METADATA
 from elastic_runtime.checkpoint.format.manifest import OUTLINE
 from elastic_runtime.checkpoint.format.metadata_reader import read_contents
@@ -33,6 +28,7 @@ from elastic_runtime.checkpoint.format.stored_items import (
     StoredTensor,
     StoredValue,
 )
+from elastic_runtime.checkpoint.format.tensor_memory import local_chunk, without_collection
 from elastic_runtime.checkpoint.load import part_reader
 from elastic_runtime.checkpoint.load.part_reader import Fetch, TensorTarget
 from elastic_runtime.checkpoint.progress_display import ProgressDisplay
@@ -43,15 +39,16 @@ from elastic_runtime.errors import (
     DamagedCheckpoint,
     UnknownFormat,
 )
+from elastic_runtime.parts.tensor_memory import local_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from elastic_runtime.checkpoint.entries.flat_state import Entries, Wanted
-    from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
     from elastic_runtime.checkpoint.storage.storage_contract import Source
     from elastic_runtime.events.event import NotedEvent
+    from elastic_runtime.parts.parts import Parts, Wanted
+    from elastic_runtime.parts.per_rank import RankPosition
     from elastic_runtime.worker.peers import Peers
 
 
@@ -62,7 +59,7 @@ class Loaded:
     Attributes:
         missing: keys of the program that the checkpoint lacks; they were left as they are.
         surplus: keys of the checkpoint that the program has no use for.
-        reset: entries of each rank that start from the beginning: the world has another size.
+        reset: parts of each rank that start from the beginning: the world has another size.
     """
 
     missing: tuple[str, ...] = ()
@@ -95,24 +92,24 @@ def contents_of(source: Source, manifest: Manifest) -> Contents:
 
 
 class LoadRun:
-    """A load of one checkpoint into the entries."""
+    """A load of one checkpoint into the parts of a State."""
 
     def __init__(
         self,
         storage: Source,
         which: CheckpointId,
-        entries: Entries,
+        parts: Parts,
         place: RankPosition,
         *,
         strict: bool = True,
         careful: bool = False,
         note: Callable[[NotedEvent], None] | None = None,
     ) -> None:
-        """Remembers what to load into which entries.
+        """Remembers what to load into which parts.
 
         Args:
             storage, which: the checkpoint.
-            entries: whose content is replaced.
+            parts: whose content is replaced.
             place: which rank this is.
             strict: whether checkpoint and program must have the same keys.
             careful: verify everything before anything is overwritten, as the ranks can still use
@@ -122,7 +119,7 @@ class LoadRun:
         self._storage = storage
         self._which = which
         self._where = storage.place(which)
-        self._entries = entries
+        self._parts = parts
         self._place = place
         self._strict = strict
         self._careful = careful
@@ -140,7 +137,7 @@ class LoadRun:
 
         Raises:
             DamagedCheckpoint: some rank has found that something is not what was written. The
-                tensors of the entries have any content now; other values are as they were.
+                tensors of the parts have any content now; other values are as they were.
             CheckpointError: it is whole, but of another program.
         """
         unused = peers.on_each(self.prepare)
@@ -162,13 +159,13 @@ class LoadRun:
 
         Raises:
             DamagedCheckpoint: the description of the checkpoint is not what was written.
-            CheckpointError: it does not fit the entries.
+            CheckpointError: it does not fit the parts.
         """
         with self._explained(), without_collection():
             manifest = self._manifest()
             self._check_sizes(manifest)
             contents = contents_of(self._storage, manifest)
-            self._wanted = self._entries.wanted(self._where, contents.stored, self._place)
+            self._wanted = self._parts.wanted(self._where, contents.stored, self._place)
             chunks = {
                 key: local_chunk(target) if isinstance(target, torch.Tensor) else None
                 for key, target in self._wanted.targets.items()
@@ -240,12 +237,12 @@ class LoadRun:
         """Hands everything to its owner.
 
         Returns:
-            The entries that start from the beginning.
+            The parts that start from the beginning.
 
         Raises:
             CheckpointError: an owner refuses it.
         """
-        return self._entries.restore(self._prepared.targets, self._place)
+        return self._parts.restore(self._prepared.targets, self._place)
 
     # The description
 
@@ -313,7 +310,7 @@ class LoadRun:
 
     def _value(self, key: str) -> Fetch:
         stored = self._stored[key]
-        assert isinstance(stored, StoredValue)  # the entries have compared it
+        assert isinstance(stored, StoredValue)  # the parts have compared it
 
         def take(data: memoryview) -> None:
             place = self._storage.place(self._which, stored.file)
@@ -323,7 +320,7 @@ class LoadRun:
 
     def _tensor(self, key: str) -> list[Fetch]:
         stored, tensor = self._stored[key], self._prepared.targets[key]
-        assert isinstance(stored, StoredTensor)  # the entries have compared it
+        assert isinstance(stored, StoredTensor)  # the parts have compared it
         target = TensorTarget(local_chunk(tensor), local_tensor(tensor).detach())
         found = (part_reader.fetch_tensor(piece, stored.dtype, [target]) for piece in stored.pieces)
         return [fetch for fetch in found if fetch is not None]

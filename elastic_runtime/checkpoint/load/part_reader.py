@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import crc32c
 import torch
 
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
 from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.parts.tensor_memory import bytes_of
 from elastic_runtime.system.machine import own_cores
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, newest_first
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.errors import DamagedCheckpoint
@@ -15,29 +14,30 @@ from elastic_runtime.events.checkpoint_events import (
     CheckpointPartly,
     CheckpointResumed,
 )
+from elastic_runtime.parts.per_rank import RankPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_runtime.checkpoint.entries.flat_state import Entries
     from elastic_runtime.checkpoint.load.newest_state import ResumeCandidate
     from elastic_runtime.checkpoint.save.save_executor import SaveExecutor
     from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
     from elastic_runtime.checkpoint.storage.storage_contract import Source, Storage
     from elastic_runtime.events.event import NotedEvent
+    from elastic_runtime.parts.parts import Parts
     from elastic_runtime.worker.context import WorkerContext
     from elastic_runtime.worker.peers import Peers
 
 
 class LatestStateLoader:
-    """Loads into the entries of one ``Checkpointer``."""
+    """Loads into the parts of a State."""
 
     def __init__(
         self,
         storage: Storage,
         executor: SaveExecutor,
         snapshots: SnapshotScheduler,
-        entries: Entries,
+        parts: Parts,
         context: WorkerContext,
     ) -> None:
         """Remembers from where to load what.
@@ -46,13 +46,13 @@ class LatestStateLoader:
             storage: holds the checkpoints.
             executor: its next saves follow what was loaded.
             snapshots: those in memory.
-            entries: whose content is replaced.
+            parts: whose content is replaced.
             context: receives events.
         """
         self._storage = storage
         self._executor = executor
         self._snapshots = snapshots
-        self._entries = entries
+        self._parts = parts
         self._context = context
 
     def stored(self, over: CheckpointId | None = None) -> list[CheckpointId]:
@@ -132,7 +132,7 @@ class LatestStateLoader:
         """Loads one state, and says where from; "" if it cannot be reached.
 
         Raises:
-            DamagedCheckpoint: it is not what was written. The entries may have any content now.
+            DamagedCheckpoint: it is not what was written. The parts may have any content now.
         """
 
         def load(source: Source) -> None:
@@ -140,7 +140,7 @@ class LatestStateLoader:
             loading = LoadRun(
                 source,
                 candidate.which,
-                self._entries,
+                self._parts,
                 RankPosition(peers.rank, peers.world),
                 strict=strict,
                 careful=careful,

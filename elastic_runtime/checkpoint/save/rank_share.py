@@ -36,9 +36,9 @@ from elastic_runtime.errors import CheckpointError, CheckpointFailed, Checkpoint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from elastic_runtime.checkpoint.entries.flat_state import Entries
     from elastic_runtime.checkpoint.format.rank_outline import Item
     from elastic_runtime.checkpoint.format.write_plan import WritePlan
+    from elastic_runtime.parts.parts import Parts
     from elastic_runtime.worker.peers import Peers
 
     # What each rank says, by rank, each of its parts as a digest.
@@ -98,11 +98,11 @@ class FileContent:
 
 
 class ShareCollector:
-    """Asks the entries for their state, and agrees with the other ranks who writes what."""
+    """Asks the parts for what is to be saved, and agrees with the other ranks who writes what."""
 
-    def __init__(self, entries: Entries) -> None:
+    def __init__(self, parts: Parts) -> None:
         """Knows of no plan yet."""
-        self._entries = entries
+        self._parts = parts
         self._mine: tuple[Item, ...] = ()
         self._said = OutlineParts()
         self._file: list[Item] | None = None  # what this rank writes; None: it is not agreed upon
@@ -127,11 +127,11 @@ class ShareCollector:
 
         def describe() -> bool:
             try:
-                state.update(self._entries.state(peers.rank))
+                state.update(self._parts.saved(peers.rank))
                 changed = self._file is None or not self._is_as_before(state)
                 if changed:
                     self._file = None  # no plan of before fits, even if none can be made now
-                    differing = self._entries.may_differ()
+                    differing = self._parts.may_differ()
                     self._mine = tuple(
                         staging.describe(key, value, may_differ=key in differing)
                         for key, value in state.items()

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -33,12 +33,12 @@ from elastic_runtime.worker.groups.round_ranks import Interrupted
 from elastic_runtime.worker.peers import GlooGroups, Peers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from elastic_runtime.checkpoint.entries.flat_state import Entries
     from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
     from elastic_runtime.checkpoint.storage.retention import Retention
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
+    from elastic_runtime.parts.parts import Parts
     from elastic_runtime.worker.context import WorkerContext
 
 # What a rank that waits for a storage is busy with, for people.
@@ -61,7 +61,7 @@ def _new_thread() -> BackgroundThread:
 
 
 class SaveExecutor:
-    """Saves the entries of a job, one save at a time.
+    """Saves what a State holds, one save at a time.
 
     Attributes:
         target: where to, and the term that this process holds there.
@@ -70,8 +70,7 @@ class SaveExecutor:
     def __init__(
         self,
         storage: Storage,
-        objects: Mapping[str, Any],
-        entries: Entries,
+        parts: Parts,
         retention: Retention,
         context: WorkerContext,
     ) -> None:
@@ -79,17 +78,16 @@ class SaveExecutor:
 
         Args:
             storage: where to.
-            objects: the entries as the user gave them.
-            entries: the same.
+            parts: what is saved.
             retention: which checkpoints are kept.
             context: receives events.
         """
         self.target = SaveTarget(storage, SaveTerm(storage, context), retention, set(), context)
-        self._names = entries.names
-        self._collector = ShareCollector(entries)
+        self._names = parts.names
+        self._collector = ShareCollector(parts)
         self._description = Description()
         self._context = context
-        self._memory = ImageMemory(objects)
+        self._memory = ImageMemory(parts.optimizers)
         self._thread = _new_thread()
         self._gloo: GlooGroups | None = None
         self._background_peers: Peers | None = None

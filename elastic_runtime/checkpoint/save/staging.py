@@ -17,23 +17,24 @@ import io
 import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of, local_chunk, local_tensor
 from elastic_runtime.checkpoint.format.rank_outline import Item
 from elastic_runtime.checkpoint.format.tensor_archive import Wrapping, wrapping
+from elastic_runtime.checkpoint.format.tensor_memory import local_chunk
 from elastic_runtime.checkpoint.save.background_thread import BackgroundThread, Task
 from elastic_runtime.errors import CheckpointUsageError
+from elastic_runtime.parts.tensor_memory import bytes_of, local_tensor
 
 # From here on starting threads costs little in comparison, in bytes.
 _WORTH_THREADS = 16 << 20
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.utils.hooks import RemovableHandle
 
@@ -373,18 +374,18 @@ class ImageMemory:
 
     def __init__(
         self,
-        objects: Mapping[str, Any],
+        optimizers: Sequence[torch.optim.Optimizer],
         copies: Callable[[Sequence[torch.Tensor]], Copies] = copies_for,
     ) -> None:
         """Takes no memory yet.
 
         Args:
-            objects: the entries as the user gave them, optimizers among them.
+            optimizers: of the State.
             copies: how tensors come into the image.
         """
         self.image: Image | None = None
         self.warming: Task | None = None
-        self._objects = objects
+        self._optimizers = optimizers
         self._make_copies = copies
         self._items: Sequence[Item] = ()
         self._hook: RemovableHandle | None = None
@@ -419,11 +420,10 @@ class ImageMemory:
         if isinstance(image.copies, PlainCopies):
             return lambda tensor: False
         found: set[int] = set()
-        for entry in self._objects.values():
-            if isinstance(entry, torch.optim.Optimizer):
-                owned = [p for group in entry.param_groups for p in group["params"]]
-                owned += [v for p in owned for v in entry.state.get(p, {}).values()]
-                found |= {local(o).data_ptr() for o in owned if isinstance(o, torch.Tensor)}
+        for optimizer in self._optimizers:
+            owned = [p for group in optimizer.param_groups for p in group["params"]]
+            owned += [v for p in owned for v in optimizer.state.get(p, {}).values()]
+            found |= {local(o).data_ptr() for o in owned if isinstance(o, torch.Tensor)}
         return lambda tensor: tensor.data_ptr() in found
 
     def wait_for_copies(self) -> None:

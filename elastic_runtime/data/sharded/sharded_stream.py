@@ -20,8 +20,8 @@ from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, St
 from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
 from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_place
 from elastic_runtime.errors import UsageError
+from elastic_runtime.worker import missing_parts
 from elastic_runtime.worker.peers import Peers
-from elastic_runtime.worker.state import missing_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 
-from elastic_runtime.worker.state.json_tensors import pack_tensor, unpack_tensor
+from elastic_runtime.parts.json_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -14,9 +14,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.lightning.reports.metric_accumulators import MetricAccumulators
+from elastic_runtime.parts import json_tensors
+from elastic_runtime.parts.json_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.trainers.rank_notes import RankNotes
-from elastic_runtime.worker.state import json_tensors
-from elastic_runtime.worker.state.json_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.worker.state.state_parts import TensorForm
+from elastic_runtime.parts.tensor_form import TensorForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,18 +20,19 @@ import torch
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, REPLICA_TOLERANCE
+from elastic_runtime.parts.commit_image import sample_of, tensor_bytes
+from elastic_runtime.parts.module_part import ModulePart
+from elastic_runtime.parts.tensor_memory import sharded_kind
+from elastic_runtime.parts.wrappers import unwrapped
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
-from elastic_runtime.worker.state.commit_image import sample_of, tensor_bytes
-from elastic_runtime.worker.state.state_parts import ModulePart
-from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch.distributed as dist
 
-    from elastic_runtime.worker.state.state_parts import StatePart
+    from elastic_runtime.parts.part import Part
 
 REMEDY = (
     "models that are spread over ranks (FSDP, tensor, pipeline or expert parallel) do not recover "
@@ -42,13 +43,13 @@ REMEDY = (
 _NONE = [0.0, 0.0]  # the fingerprint where there is no gradient
 
 
-def refuse_sharded(parts: Sequence[StatePart]) -> None:
+def refuse_sharded(parts: Sequence[Part]) -> None:
     """Refuses what shows at once that a rank holds no whole copy.
 
     Raises:
         UsageError: a parameter is a DTensor, or a module that of FSDP.
     """
-    spread, fsdp = _sharded_kind(), _fsdp_kind()
+    spread, fsdp = sharded_kind(), _fsdp_kind()
     if not spread and not fsdp:
         return
     for part in parts:
@@ -67,7 +68,7 @@ class ReplicaCheck:
 
     def __init__(
         self,
-        parts: Sequence[StatePart],
+        parts: Sequence[Part],
         modules: Mapping[str, torch.nn.Module],
         group: dist.ProcessGroup | None,
     ) -> None:
@@ -92,7 +93,7 @@ class ReplicaCheck:
             number: that of the commit to come.
         """
         if self._peers is not None and _is_due(number):
-            sharded = _sharded_kind()
+            sharded = sharded_kind()
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     gradient = parameter.grad
@@ -120,7 +121,7 @@ class ReplicaCheck:
             self._seen.clear()
 
     def _compare(self, peers: Peers) -> None:
-        sharded, fsdp = _sharded_kind(), _fsdp_kind()
+        sharded, fsdp = sharded_kind(), _fsdp_kind()
         named = {
             f"{module}.{name}": parameter
             for module, held in self._modules.items()
@@ -148,11 +149,6 @@ class ReplicaCheck:
                     "find_unused_parameters=True where a parameter may have no part in the loss)"
                     + (f"; {REMEDY}" if self._parts else "")
                 )
-
-
-def _sharded_kind() -> Any:
-    """The class of tensors of which a rank may hold a part; none if nothing has imported it."""
-    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
 def _fsdp_kind() -> Any:

@@ -62,8 +62,12 @@ class Saver(Protocol):
     def foreseen(self) -> Foreseen:
         """When this rank will wish something, as far as it knows that."""
 
-    def act_on(self, agreed: Wish) -> None:
-        """Called on all ranks after each commit: saves if all agreed on it, or if it is due."""
+    def act_on(self, agreed: Wish) -> bool:
+        """Called on all ranks after each commit: saves if all agreed on it, or if it is due.
+
+        Returns:
+            Whether a save was due, which takes a while.
+        """
 
     def save(self, *, sync: bool = False) -> None:
         """Saves the present state, on all ranks; with ``sync`` it is durable on return."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
+from elastic_runtime.parts.commit_image import destinations, forms_of, present, tensor_bytes
 from elastic_runtime.worker.recovery.recovery_source import (
     NOTHING,
     MemoryCondition,
@@ -30,7 +31,6 @@ from elastic_runtime.worker.recovery.recovery_source import (
     choose,
     may_be_behind,
 )
-from elastic_runtime.worker.state.commit_image import forms_of, tensor_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -169,9 +169,9 @@ def _equalize(
             state.roll_back()
     failure: Exception | None = None
     if choice.receivers or len(set(_digests(state, group))) > 1:
-        meta, tensors = _exchange(state, group, choice)
+        image = _exchange(state, group, choice)
         try:
-            state._load(meta, tensors, alike=choice.round if receives else None)
+            state._load(*image, alike=choice.round if receives else None)
             if receives and restorer is not None:
                 restorer.received(choice)
         except Exception as error:  # the others must know it before this rank fails
@@ -296,11 +296,10 @@ def _exchange(
     group.agree(problem)
     if in_place:
         state.give_up(choice.step)
-    forms = forms_of(meta)
-    alike = [description[3] for description in meta["tensors"]]
-    differ = [0 if same else form.nbytes for form, same in zip(forms, alike, strict=True)]
+    sizes, alike = [form.nbytes for form in forms_of(meta)], set(meta["alike"])
+    differ = [0 if number in alike else size for number, size in enumerate(sizes)]
     spread(Messages(tensors, plan(differ, MESSAGE_BYTES)), group, first)
-    bulk = [form.nbytes if same else 0 for form, same in zip(forms, alike, strict=True)]
+    bulk = [size if number in alike else 0 for number, size in enumerate(sizes)]
     before, after = neighbours(choice, group.rank)
     relay(Messages(tensors, plan(bulk, MESSAGE_BYTES)), group.wire, before, after)
     return meta, tensors
@@ -313,11 +312,12 @@ def _receive_buffers(
     forms = forms_of(meta)
     have: list[torch.Tensor | None] = [None] * len(forms)
     if in_place:
-        have = state.destinations(meta)
+        have = destinations(state._parts, meta)
     elif not receives:
-        have = state._common(meta)
-        for tensor, (*_, same) in zip(have, meta["tensors"], strict=True):
-            if same and tensor is None:
+        here = present(state._parts, meta)
+        for number in meta["alike"]:
+            have[number] = here[number]
+            if have[number] is None:
                 raise UsageError(
                     "the optimizer state of this rank has another form than that of the rank "
                     "that gives its state; use the same optimizers and devices on every rank"

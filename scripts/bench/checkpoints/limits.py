@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
+from elastic_runtime.parts.tensor_memory import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed.checkpoint as dcp
 
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
+from elastic_runtime.parts.tensor_memory import bytes_of
 from scripts.bench.checkpoints import limits
 from scripts.bench.checkpoints.contest import Sample, Stage, local, timed
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from elastic_runtime.agent.snapshot_server import SnapshotServer
 from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
+from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource

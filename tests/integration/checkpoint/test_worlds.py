@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 import elastic_runtime
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
+from elastic_runtime.parts.per_rank import PerRank
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError

@@ -60,7 +60,7 @@ class Launcher:
         *,
         world: int = 0,
         size: int = 0,
-        saver: elastic.Checkpointer | None = None,
+        saver: Any = None,
     ) -> Any:
         """``elastic.run``.
 

@@ -15,9 +15,9 @@ from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.diloco import hand_over
 from elastic_runtime.diloco.hand_over import hand_on, tell_all, transfer_group
 from elastic_runtime.diloco.own_values import OwnValues, stateful
+from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.peers import Peers
-from elastic_runtime.worker.state.state_parts import OptimizerPart
 from tests.ranks import run_ranks, values
 
 
@@ -132,7 +132,7 @@ def test_an_image_is_told_apart_by_the_names_of_its_parts() -> None:
     assert parts["loader"]["cursor"] == 12
     assert parts["statistics"]["of"] == [1, (2, 3)]
     assert parts["statistics"]["losses"].tolist() == [3.0] * 3
-    assert meta["tensors"] == [["float32", [3], "cpu"]]
+    assert meta["tensors"] == [[[3], "float32", "cpu"]]
 
 
 def test_models_and_optimizers_are_none_of_the_stateful_parts() -> None:
@@ -154,17 +154,13 @@ def trained(replica: nn.Module, steps: int) -> OptimizerPart:
     for _ in range(steps):
         replica(torch.rand(4, 3)).square().sum().backward()
         inner.step()
-    return OptimizerPart("inner", inner, {"replica": replica}, shadow=False)
+    return OptimizerPart("inner", inner, ParameterNames({"replica": replica}))
 
 
 def content(part: OptimizerPart) -> dict[str, Any]:
     """All that an optimizer holds, as plain values."""
-    tree = part.tree()
-    state = {
-        name: {key: value.tolist() for key, value in values.items()}
-        for name, values in tree["state"].items()
-    }
-    return {"state": state, "lr": [group["lr"] for group in tree["groups"]]}
+    held = {k: v.tolist() for k, v in part.saved(0).items() if torch.is_tensor(v)}
+    return {"state": held, "lr": [group["lr"] for group in part.hyperparameters()]}
 
 
 def handed_on(giver: int, receivers: list[int], steps: list[int]) -> tuple[Any, Any, bool]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from elastic_runtime.checkpoint.entries.flat_state import Entries
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import elastic_runtime.torchtitan as titan
-from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import UsageError
+from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.torchtitan.model_parts import ModelParts, OptimizerParts
 from elastic_runtime.torchtitan.train_progress import TrainProgress
 from elastic_runtime.torchtitan.world_degrees import Degrees

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from elastic_runtime.parts.json_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.trainers import rank_notes
 from elastic_runtime.trainers.rank_notes import RankNotes
 from elastic_runtime.trainers.turns import turn
-from elastic_runtime.worker.state.json_tensors import pack_tensor, unpack_tensor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.entries.committed_entries import CommittedEntries
 from elastic_runtime.checkpoint.entries.flat_state import Entries
 from elastic_runtime.checkpoint.entries.parameter_names import ParameterNames
-from elastic_runtime.checkpoint.entries.per_rank_values import PerRank
-from elastic_runtime.checkpoint.entries.plain_values import check_plain
 from elastic_runtime.checkpoint.entries.tensor_memory import (
     bytes_of,
     local_chunk,
     local_tensor,
     without_collection,
 )
+from torch import nn
+
+from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError, UsageError
+from elastic_runtime.parts.per_rank import PerRank
+from elastic_runtime.parts.plain_values import check_plain
+from elastic_runtime.parts.wrappers import unwrapped
 from elastic_runtime.training.state import State
-from elastic_runtime.worker.state.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from elastic_runtime.checkpoint.entries.flat_state import Entries
 
 import elastic_runtime
-from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.checkpoint.entries.per_rank_values import (
+from elastic_runtime.checkpoint.load.load_run import LoadRun
+from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.errors import CheckpointError
+from elastic_runtime.parts.per_rank import (
     GlobalGenerators,
     PerRank,
     RankPosition,
     value_digest,
 )
-from elastic_runtime.checkpoint.entries.pieces import InPieces
-from elastic_runtime.checkpoint.load.load_run import LoadRun
-from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.data.sampler import ElasticBatchSampler
-from elastic_runtime.errors import CheckpointError
+from elastic_runtime.parts.pieces import InPieces
 from tests.checkpoints import write
 
 if TYPE_CHECKING:

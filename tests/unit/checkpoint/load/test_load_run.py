@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from elastic_runtime.checkpoint.entries.flat_state import Entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.checkpoint.entries.per_rank_values import RankPosition
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
@@ -30,6 +28,8 @@ from elastic_runtime.checkpoint.load.part_reader import TensorTarget
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError, DamagedCheckpoint
 from elastic_runtime.limits import MAX_LISTED_PARTS
+from elastic_runtime.parts.per_rank import RankPosition
+from elastic_runtime.parts.tensor_memory import bytes_of
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.recovery_source import StateVersion
 from tests.checkpoints import sharded, write

@@ -30,8 +30,8 @@ from elastic_runtime.worker.groups.store_clients import Stores
 from elastic_runtime.worker.peers import GlooGroups, Peers
 from elastic_runtime.worker.recovery import error_classification
 from elastic_runtime.worker.recovery.error_classification import WorldChanged, check_groups
+from elastic_runtime.worker.recovery.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.recovery.state_transfer import TransferGroup
-from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from tests import processes
 from tests.ranks import run_ranks, values
 from tests.unit.worker.groups.roads import (

@@ -16,7 +16,7 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
 from tests.ranks import Outcome, kill_self, run_ranks, values
-from tests.unit.worker.state.small_job import begun
+from tests.unit.parts.small_job import begun
 
 
 def _net() -> nn.Module:

@@ -17,6 +17,7 @@ from torch import nn
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import LOST_STEPS_ALLOWED
+from elastic_runtime.parts.tensor_form import TensorForm
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.recovery import state_transfer
@@ -37,10 +38,9 @@ from elastic_runtime.worker.recovery.state_transfer import (
     neighbours,
     plan,
 )
-from elastic_runtime.worker.state.state_parts import TensorForm
 from elastic_runtime.worker.world import FollowsWorld, World
 from tests.ranks import kill_self, run_ranks, values
-from tests.unit.worker.state.small_job import Job
+from tests.unit.parts.small_job import Job
 
 if TYPE_CHECKING:
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
@@ -638,7 +638,7 @@ def test_the_memory_is_there_and_is_given_away_once() -> None:
 
 
 def test_another_form_gets_memory_of_its_own() -> None:
-    taken = PreallocatedTensors([torch.empty(8)]).take(TensorForm("int64", (3,), "cpu"))
+    taken = PreallocatedTensors([torch.empty(8)]).take(TensorForm((3,), torch.int64, "cpu"))
     assert (taken.dtype, taken.shape) == (torch.int64, (3,))
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from elastic_runtime.data.sampler import ElasticBatchSampler
+from elastic_runtime.parts.commit_image import CommitImage
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition, RankStatus
-from elastic_runtime.worker.state.commit_image import CommitImage
 
 
 class Job:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_runtime.worker.state.rng_state import RandomGenerators, _Memory
+from elastic_runtime.parts.generators import RandomGenerators, _Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

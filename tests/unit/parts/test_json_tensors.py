@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker.state import json_tensors
+from elastic_runtime.parts import json_tensors
 from tests.unit.programs import python
 
 atoms = (
@@ -113,8 +113,8 @@ def test_numpy_is_not_imported() -> None:
 import sys
 sys.modules["numpy"] = None  # any import of it fails
 import torch
-from elastic_runtime.worker.state import json_tensors, rng_state
-kept = rng_state.RandomGenerators(); kept.snapshot(); kept.restore()
+from elastic_runtime.parts import generators, json_tensors
+kept = generators.RandomGenerators(); kept.snapshot(); kept.restore()
 del sys.modules["numpy"]
 json_tensors.check({"a": [1, torch.ones(1)]}, "it")
 assert "numpy" not in sys.modules

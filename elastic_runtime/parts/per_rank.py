@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from elastic_runtime.checkpoint.entries.tensor_memory import bytes_of
+from elastic_runtime.parts.tensor_memory import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,18 +41,18 @@ class RankPosition:
 
 
 class PerRank:
-    """An entry of a ``Checkpointer`` whose value differs from rank to rank.
+    """Something in a State that differs from rank to rank.
 
     Example::
 
-        entries = {"model": model, "replay": elastic_runtime.PerRank(buffer)}
+        state = elastic.State(model=model, replay=elastic.PerRank(buffer))
 
-    Generators (``torch.Generator``, ``random.Random``, ``numpy.random.Generator``) and
-    ``GlobalGenerators`` are kept for each rank without being wrapped.
+    Generators (``torch.Generator``, ``random.Random``, ``numpy.random.Generator``) are kept for
+    each rank without being wrapped.
 
     Attributes:
         value: a plain value, or an object with ``state_dict`` and ``load_state_dict``. A plain
-            value is read at each save, and replaced by ``resume``.
+            value is read at each commit or save, and replaced by a load.
     """
 
     def __init__(
@@ -123,20 +123,9 @@ class _Seeded(ABC):
         """Starts from a seed of 63 bits."""
 
     def take_foreign(self, states: Sequence[Any], place: RankPosition) -> bool:
-        seed_after(self, value_digest(states[0]), place)
+        text = f"{value_digest(states[0])} {place.rank} of {place.world}"
+        self.seed(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1)
         return True
-
-
-def seed_after(generator: Any, digest: str, place: RankPosition) -> None:
-    """Seeds what ``owned_by_rank`` has made of a generator, for a rank that continues another's.
-
-    Args:
-        generator: of this rank.
-        digest: of the state of the other rank's.
-        place: this rank.
-    """
-    text = f"{digest} {place.rank} of {place.world}"
-    generator.seed(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) >> 1)
 
 
 @dataclass(slots=True)
@@ -196,7 +185,7 @@ class _NumPyGlobal(_Seeded):
 
 
 class GlobalGenerators(_Seeded):
-    """An entry of a ``Checkpointer``: the global generators of this process.
+    """The global generators of this process.
 
     They are those of PyTorch (CPU, and each GPU in use), Python and NumPy, the latter if the
     program uses it.
@@ -230,7 +219,7 @@ class GlobalGenerators(_Seeded):
 
 def owned_by_rank(value: Any) -> OwnedByRank | None:
     """How a value of this rank is saved and loaded; None if it is one of all ranks."""
-    if isinstance(value, PerRank | GlobalGenerators):
+    if isinstance(value, PerRank):
         return value
     if isinstance(value, torch.Generator):
         return _Torch(value)

@@ -1,4 +1,4 @@
-"""Copies of tensors, and how values come back into tensors of all kinds.
+"""The memory of tensors: their bytes, copies of them, and how values come back into all kinds.
 
 torch refuses to write into a tensor that was expanded, as several of its elements share one place,
 and into one that was made for inference, unless it is in that mode.
@@ -6,7 +6,37 @@ and into one that was made for inference, unless it is in that mode.
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from typing import Any
+
 import torch
+
+
+def sharded_kind() -> Any:
+    """The class of tensors of which a rank may hold a part; none if nothing has imported it."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is in this rank's memory; not a copy."""
+    return tensor.to_local() if isinstance(tensor, sharded_kind()) else tensor
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor, in place; NumPy is not needed for that.
+
+    Args:
+        tensor: contiguous, on the CPU.
+
+    Returns:
+        A one-dimensional view of its memory, which can be written, and keeps it alive.
+    """
+    if not tensor.nbytes:
+        return memoryview(bytearray())
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return memoryview(memory).cast("B")
 
 
 class TensorCopies:

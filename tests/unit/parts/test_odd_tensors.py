@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from elastic_runtime.errors import UsageError
+from elastic_runtime.parts.commit_image import destinations
+from elastic_runtime.parts.tensor_memory import TensorCopies, receives
 from elastic_runtime.training.state import State
-from elastic_runtime.worker.state.tensor_copies import TensorCopies, receives
-from tests.unit.worker.state.small_job import begun, copy_of
+from tests.unit.parts.small_job import begun, copy_of
 
 KINDS = ("expanded", "inference", "conjugate", "negative", "plain")
 
@@ -81,7 +82,7 @@ def test_all_are_given_to_another_rank() -> None:
     giver, taker = Net(1), Net(5)
     source, target = committed(giver), committed(taker)
     picture = copy_of(source.commit_image())
-    room = target.destinations(picture.meta)
+    room = destinations(target._parts, picture.meta)
     for place, tensor in zip(room, picture.tensors, strict=True):
         if place is not None:
             with torch.no_grad():

@@ -182,6 +182,11 @@ def check(value: object, path: str) -> None:
         encode(value, path, [])
 
 
+def is_tensor(structure: Structure) -> bool:
+    """Whether a structure stands for a tensor; its number follows."""
+    return type(structure) is list and structure[0] == "tensor"
+
+
 def copied(value: Any) -> Any:
     """A copy that shares nothing that can change; far faster than ``deepcopy`` on plain values."""
     kind = type(value)

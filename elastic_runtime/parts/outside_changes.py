@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastic_runtime.worker.state.state_parts import ModulePart, OptimizerPart
+from elastic_runtime.parts.module_part import ModulePart
+from elastic_runtime.parts.optimizer_part import OptimizerPart
+from elastic_runtime.parts.part import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import torch
 
-    from elastic_runtime.worker.state.state_parts import StatePart
+    from elastic_runtime.parts.part import Part
 
 # So often must a parameter have changed before its optimizer to be copied from then on: weights
 # that are loaded once in the middle of a training are no reason to keep a copy for the whole run.
@@ -29,13 +31,11 @@ _HABIT = 2
 # then it shows whether it is an average, and when it is updated.
 _TRIAL = 3
 
-_SHOWN = 3  # names in a message
-
 
 class OutsideChanges:
     """Watches the parts of a State from commit to commit."""
 
-    def __init__(self, parts: Sequence[StatePart]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         """Takes note of nothing before the first ``record``.
 
         Args:
@@ -112,8 +112,8 @@ class OutsideChanges:
         if not names:
             return ""
         return (
-            f"{_few(names)} changed after the commit and outside of an optimizer, and cannot be "
-            "undone; leave it to an optimizer, change it right before the commit, or take "
+            f"{few(sorted(names))} changed after the commit, outside of an optimizer, and cannot "
+            "be undone; leave it to an optimizer, change it right before the commit, or take "
             "State(shadow=True)"
         )
 
@@ -132,9 +132,3 @@ def _versions(tensors: list[torch.Tensor]) -> list[int]:
         return [tensor._version for tensor in tensors]
     except RuntimeError:  # a tensor that was made for inference has none, and does not change
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    more = len(listed) - _SHOWN
-    return ", ".join(listed[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -18,11 +18,11 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.system import torch_private
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.error_classification import WorldChanged
+from elastic_runtime.worker.recovery.optimizer_gate import OptimizerGate
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
-from elastic_runtime.worker.state.optimizer_gate import OptimizerGate
 from tests.etcd_server import free_port
 from tests.queued_device import QueuedDevice, QueuedSGD
-from tests.unit.worker.state.small_job import begun, copy_of
+from tests.unit.parts.small_job import begun, copy_of
 
 
 class Rank:

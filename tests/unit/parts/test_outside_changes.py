@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from elastic_runtime.training.state import State
 from elastic_runtime.worker.recovery.recovery_source import MemoryCondition
-from tests.unit.worker.state.small_job import as_text, begun
+from tests.unit.parts.small_job import as_text, begun
 
 STEPS = 6
 
@@ -121,7 +121,7 @@ def test_a_fault_before_the_optimizer_is_undone_exactly(order: str, first: int, 
     why = script.step(breaks=0)
     if after < first:
         assert script.condition is MemoryCondition.DIRTY
-        assert "model.weight changed after the commit and outside of an optimizer" in why
+        assert "model.weight changed after the commit, outside of an optimizer" in why
         return
     assert (why, script.condition) == ("", MemoryCondition.CLEAN)
     script.state.roll_back()

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateLacks
-from elastic_runtime.worker.state.wrappers import unwrapped
+from elastic_runtime.parts.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class InPieces(ABC):
-    """An entry of a ``Checkpointer`` of which each rank has some pieces."""
+    """Something in a State of which each rank has some pieces."""
 
     @abstractmethod
     def own_pieces(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateLacks
 from elastic_runtime.training.state import State
-from elastic_runtime.worker.state import missing_parts
-from elastic_runtime.worker.state.missing_parts import Finding, MissingParts, reaches, report
+from elastic_runtime.worker import missing_parts
+from elastic_runtime.worker.missing_parts import Finding, MissingParts, reaches, report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
