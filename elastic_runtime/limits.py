@@ -175,7 +175,7 @@ SAVE_RETRY_PAUSES = Backoff(first=1.0, longest=60.0)
 # ... and before the last save of a program is, or one that it waits for: one pause for each further
 # try, all together well below the grace of a node that leaves.
 LAST_SAVE_RETRY_PAUSES = Backoff(first=0.5, longest=4.0).pauses(4)
-# How old the last save may become (``max_save_age`` if it is not given): so many intervals of
+# How old the last save may become (``max_age`` if it is not given): so many intervals of
 # ``every``, but no shorter than so many seconds, as a short interval says little about how long a
 # storage may be away; and without an interval in seconds so many.
 SAVE_AGE_INTERVALS = 10

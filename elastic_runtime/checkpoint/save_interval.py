@@ -69,7 +69,7 @@ Interval = int | str | timedelta
 
 
 def parse_every(value: Interval | Sequence[Interval] | None, name: str = "every") -> Every:
-    """Reads the ``every`` of a ``Checkpointer``.
+    """Reads ``every`` of ``State.checkpoints``.
 
     Args:
         value: steps (``10``, ``"10 steps"``), a time (``"30s"``, ``"5m"``, ``"7d"``, ``"500ms"``, a

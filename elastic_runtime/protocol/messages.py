@@ -57,7 +57,7 @@ class Hello(Message):
         rank: global rank.
         round: the round it was started for.
         pid: its process.
-        drains: it can save and leave at a step boundary when asked to (it has a checkpointer).
+        drains: it can save and leave at a step boundary when asked to (its state is saved).
         life: number of the worker, as in ``ELASTIC_WORKER``.
         shielded: a SIGTERM that is not its agent's does not end it.
         watched: its main thread holds the file through which its death is noticed.
@@ -259,7 +259,7 @@ class Dismiss(Message):
     """Agent → worker: there will be no further round for this worker; end.
 
     Attributes:
-        saves: save your state before, if there is a checkpointer: no other worker has it.
+        saves: save your state before, if it is saved at all: no other worker has it.
     """
 
     kind: ClassVar[str] = "dismiss"

@@ -254,7 +254,7 @@ def _has_checkpoints(directory: str) -> bool:
         return any(
             entry.manifest is not None for entry in list_checkpoints(open_storage(directory))
         )
-    except Exception:  # of whatever storage it is; the checkpointer says it once more
+    except Exception:  # of whatever storage it is; the first save says it once more
         return False
 
 

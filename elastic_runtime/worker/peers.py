@@ -92,7 +92,7 @@ class Peers:
         elif int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise UsageError(
                 f"torch.distributed is not initialized (WORLD_SIZE={os.environ['WORLD_SIZE']}): "
-                "call init_process_group() before a checkpointer or a stream is used; with "
+                "call init_process_group() before elastic.load or a stream is used; with "
                 "elastic.run, leave that use out"
             )
         if self.world > 1:

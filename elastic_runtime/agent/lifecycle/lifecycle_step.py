@@ -153,7 +153,7 @@ def _fork_server_died(state: AgentState, event: ForkServerExited, now: float) ->
 
 
 def _hello(state: AgentState, event: WorkerSaid, now: float) -> Step:
-    """A worker says whether it can save and leave when asked (it has a checkpointer)."""
+    """A worker says whether it can save and leave when asked (its state is saved)."""
     hello, sender = event.message, {event.local_rank}
     assert isinstance(hello, Hello)
     if event.local_rank not in state.alive:

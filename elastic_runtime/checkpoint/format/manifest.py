@@ -218,7 +218,7 @@ class Manifest:
         step, term: which one it is.
         world: how many ranks wrote it.
         round: the round that wrote it, 0 outside ``elastic-run``.
-        entries: the names that were given to the ``Checkpointer``, in order.
+        entries: the names of the objects of the State, in order.
         files: everything else in the directory, DCP's ``.metadata`` included.
         saved_at: seconds since the epoch, to be shown and never compared.
     """

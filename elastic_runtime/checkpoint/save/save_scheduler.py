@@ -129,7 +129,7 @@ class SaveScheduler:
             agreed: the ranks have agreed to save.
 
         Raises:
-            CheckpointError: see ``Checkpointer.step``.
+            CheckpointError: see ``Checkpointer.act_on``.
         """
         if failed:
             self.collect_result(peers, step)

@@ -50,9 +50,9 @@ class Limit:
 
 
 def parse_limit(
-    value: Interval | Sequence[Interval] | None, every: Every, name: str = "max_save_age"
+    value: Interval | Sequence[Interval] | None, every: Every, name: str = "max_age"
 ) -> Limit:
-    """Reads the ``max_save_age`` of a ``Checkpointer``.
+    """Reads ``max_age`` of ``State.checkpoints``.
 
     Args:
         value: as ``every``; None: ten of its intervals, but at least a minute; an hour if there
@@ -204,5 +204,5 @@ class SaveTimetable:
         many = "a save has" if self.failures == 1 else f"{self.failures} saves in a row have"
         return (
             f"nothing was saved for {seconds:.0f} s and {steps} steps, since step "
-            f"{self.whole_step}, which is longer than max_save_age; {many} failed"
+            f"{self.whole_step}, which is longer than max_age; {many} failed"
         )

@@ -52,7 +52,7 @@ class RetentionDecision:
 
 
 def parse_retention(keep: int | None, keep_every: int | str | timedelta | None) -> Retention:
-    """Reads ``keep`` and ``keep_every`` of a ``Checkpointer``.
+    """Reads ``keep`` and ``keep_every`` of ``State.checkpoints``.
 
     Args:
         keep: how many of the newest to keep, at least 1; None: all.

@@ -56,7 +56,7 @@ def listing(seen: Inventory) -> RenderableType:
     if half := half_pruned(seen.names):
         parts.append(Text(f"partly deleted; the next prune deletes the rest: {names_of(half)}"))
     if seen.foreign:
-        parts.append(Text(f"not of a checkpointer, left alone: {names_of(seen.foreign)}"))
+        parts.append(Text(f"no checkpoints, left alone: {names_of(seen.foreign)}"))
     return Group(*parts)
 
 

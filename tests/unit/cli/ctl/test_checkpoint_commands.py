@@ -338,7 +338,7 @@ def test_a_list_says_what_a_job_would_take_and_what_is_wrong() -> None:
     assert rows[1][:2] == ["10", "1"] and rows[1][-4:] == ["whole,", "every", "byte", "read"]
     assert "resume() would take step 10 of term 1" in shown
     assert "rank-0.distcp is [b]missing" in shown, "a name is no markup"
-    assert "not of a checkpointer, left alone: notes" in shown
+    assert "no checkpoints, left alone: notes" in shown
 
 
 def test_where_nothing_can_be_taken_it_is_said_why() -> None:
