@@ -82,8 +82,8 @@ class State:
 
         elastic.run(train, state)
 
-    Each object is an attribute under its name. Any other attribute that is set is a plain value,
-    which is kept with each commit, saved, and sent to new ranks. A subclass with annotations only
+    Each object is an attribute under its name. Any other attribute that is set before training is a
+    plain value, which is kept with each commit, saved, and sent to new ranks. A subclass with annotations only
     tells a type checker their types::
 
         class Work(elastic.State):
@@ -780,6 +780,11 @@ class State:
             raise UsageError(
                 f"state.{name} was given to the State when it was made; "
                 "change the object itself, or give the value another name"
+            )
+        if name not in self._values and (self._on_commit is not None or self._duty):
+            raise UsageError(
+                f"this State has no {name!r}, and training has begun: give it its values before, "
+                f"State({name}=...), so that a slip of the pen makes no new one"
             )
         json_tensors.check(value, f"state.{name}")
         self._values[name] = value

@@ -330,7 +330,10 @@ def _all_wait(
     seconds = min(event.seconds, now - state.require_in_place().inquiry.busy_at)
     if seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
         return Step(state, (), "all workers here wait for others")
-    reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout)"
+    first = last.first_worker(state.group_rank)
+    places = [f"rank {first + rank} at {heard.where}" for rank, heard in said.items() if heard]
+    where = listed(places) if places else "nobody says where"
+    reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout): {where}"
     fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
     broken = interrupt_round(state.with_fault(fault), reason, now)
     return broken.preceded_by(TellPeople(WorkerHangs(reason)))
