@@ -67,14 +67,19 @@ def change_metadata(checkpoint: Path, change: Callable[[Any], None]) -> None:
 
 
 def put_value(checkpoint: Path, value: object) -> None:
-    """Makes the one and only value of a checkpoint another one."""
+    """Makes each value of a checkpoint another one."""
     out = io.BytesIO()
     torch.save(value, out)
-    replace_file(checkpoint, "rank-0.distcp", out.getvalue())
+    put_bytes(checkpoint, out.getvalue())
+
+
+def put_bytes(checkpoint: Path, data: bytes) -> None:
+    """Makes these the bytes of each value of a checkpoint."""
+    replace_file(checkpoint, "rank-0.distcp", data)
 
     def point(metadata: Any) -> None:
-        (index,) = metadata.storage_data
-        metadata.storage_data[index] = dcp_stored_item()("rank-0.distcp", 0, len(out.getvalue()))
+        for index in metadata.storage_data:
+            metadata.storage_data[index] = dcp_stored_item()("rank-0.distcp", 0, len(data))
 
     change_metadata(checkpoint, point)
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["elastic_runtime.checkpoint.checkpointer", "torch._dynamo"])
+_SERVER.set_forkserver_preload(
+    ["elastic_runtime.training.run", "elastic_runtime.training.checkpoints", "torch._dynamo"]
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def _rank(
     os.environ.clear()
     os.environ.update(environ)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # for a rank alone, without a group
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     try:

@@ -239,9 +239,8 @@ class Elastic:
 
     def epoch(self) -> Iterator[Any]:
         """Its batches, each committed."""
-        for batch in self._stream:
-            yield batch
-            self._stream.commit()
+        for step in self._stream.steps(epochs=self._stream.epoch + 1):
+            yield from step
 
 
 CONTENDERS: dict[str, Callable[[Task], Plain | Elastic]] = {"plain": Plain, "elastic": Elastic}

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_runtime import Checkpointer
+import elastic_runtime as elastic
 from elastic_runtime.errors import EXIT_DONE
 from tests import processes
 from tests.chaos.fleet import Fleet, Lines, Node
@@ -29,7 +29,7 @@ class Note:
 
 
 class Cluster(Fleet):
-    """The nodes of a job with a checkpointer.
+    """The nodes of a job that is restarted from its checkpoints.
 
     Args:
         directory: for logs, notes and checkpoints.
@@ -136,9 +136,7 @@ class Cluster(Fleet):
     def check_checkpoint(self) -> None:
         """The newest checkpoint holds the state after the last step, each done once."""
         chain = Chain()
-        checkpointer = Checkpointer(self.checkpoint, {"chain": chain})
-        steps = checkpointer.resume()
-        checkpointer.close()
+        steps = elastic.load(self.checkpoint, elastic.State(chain=chain))
         assert steps == self.step + 1
         assert int(chain.value) == Chain.after(steps)
 

@@ -79,7 +79,7 @@ class InPlaceCluster(Fleet):
         seconds: length of a step.
         bounds: fewest and most nodes.
         options: further options of ``elastic-run``.
-        save_every: how often the job saves; nothing: it has no checkpointer.
+        save_every: how often the job saves; nothing: it does not save.
         shadow: whether the job can undo an optimizer's step, and has a counter that follows it.
 
     Attributes:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime import Checkpointer
+import elastic_runtime as elastic
 
 _MODULUS = (1 << 31) - 1
 
@@ -53,29 +53,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.01, help="length of a step")
     args = parser.parse_args()
 
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
     name = uuid.uuid4().hex
-    round_ = os.environ["ELASTIC_ROUND"]
     print(f"worker {name} speaks", flush=True)
     chain = Chain()
-    ckpt = Checkpointer(args.checkpoint, {"chain": chain}, every=10, keep=3)
-    ckpt.resume()
-    with (args.notes / name).open("x", buffering=1) as notes:
-        notes.write(f"{round_} {rank} {world} {os.getpid()}\n")
-        ends = False
-        while ckpt.steps < args.steps and not ends:
-            votes = torch.tensor([1, int(args.until.exists())])
-            dist.all_reduce(votes)
-            assert int(votes[0]) == world
-            ends = bool(votes[1])
-            chain.advance(ckpt.steps)
-            time.sleep(args.seconds)
-            notes.write(f"{time.monotonic_ns()} {ckpt.steps}\n")
-            ckpt.step()
-    ckpt.save()
-    ckpt.close()
-    dist.destroy_process_group()
+    state = elastic.State(chain=chain)
+    state.checkpoints(args.checkpoint, every=10, keep=3)
+
+    def train(world: elastic.World) -> None:
+        with (args.notes / name).open("x", buffering=1) as notes:
+            notes.write(f"{world.round} {world.rank} {world.size} {os.getpid()}\n")
+            ends = False
+            while state.step < args.steps and not ends:
+                votes = torch.tensor([1, int(args.until.exists())])
+                dist.all_reduce(votes)
+                assert int(votes[0]) == world.size
+                ends = bool(votes[1])
+                chain.advance(state.step)
+                time.sleep(args.seconds)
+                notes.write(f"{time.monotonic_ns()} {state.step}\n")
+                state.commit()
+
+    elastic.run(train, state, in_place=False)
 
 
 if __name__ == "__main__":

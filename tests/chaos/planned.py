@@ -198,15 +198,14 @@ def one_rank_sequence(source: Any, epochs: int, numbers: Callable[[Any], list[in
     """What the steps of an undisturbed run with one rank are.
 
     Args:
-        source: of the batches, as that rank has it.
+        source: the loader, as that rank has it.
         epochs: how many.
-        numbers: of the samples of a batch.
+        numbers: of the samples of a piece.
     """
     steps: Steps = []
-    while source.epoch < epochs:
-        for batch in source:
-            steps.append((source.epoch, sorted(numbers(batch))))
-            source.commit()
+    for step in source.steps(epochs=epochs):
+        found = [number for piece in step for number in numbers(piece)]
+        steps.append((step.epoch, sorted(found)))
     return steps
 
 

@@ -26,7 +26,7 @@ PATIENCE = 60.0
 SAVES = """
 import os, time
 import torch, torch.distributed as dist
-from elastic_runtime import Checkpointer
+import elastic_runtime as elastic
 
 def said(name):
     try:
@@ -34,16 +34,18 @@ def said(name):
     except FileNotFoundError:
         return ""
 
-if int(os.environ["WORLD_SIZE"]) > 1:
-    dist.init_process_group("gloo")
-ckpt = Checkpointer("saved", {"model": torch.nn.Linear(1, 1)}, every=30)
-ckpt.resume()
-while not said("enough"):
-    time.sleep(0.05)
-    if ckpt.steps < int(said("limit")):
-        ckpt.step()
-        with open(f"at-{os.environ['RANK']}", "w") as file:
-            file.write(f"{os.environ['ELASTIC_ROUND']} {ckpt.steps} {os.getpid()}")
+state = elastic.State(model=torch.nn.Linear(1, 1))
+state.checkpoints("saved", every=30)
+
+def train(world):
+    while not said("enough"):
+        time.sleep(0.05)
+        if state.step < int(said("limit")):
+            state.commit()
+            with open(f"at-{world.rank}", "w") as file:
+                file.write(f"{world.round} {state.step} {os.getpid()}")
+
+elastic.run(train, state, in_place=False)
 """
 # The only rank of a round does not end a step while the gate is closed.
 IN_PLACE = """

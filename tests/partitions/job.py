@@ -160,7 +160,7 @@ class InPlaceJob(Partitioned, InPlaceCluster):
 
 
 class PlainJob(Partitioned, Cluster):
-    """A script that restarts, with a checkpointer."""
+    """A script that restarts from its checkpoints."""
 
     def __init__(self, directory: Path, network: Network, *args: Any, **settings: Any) -> None:
         own = self._settings(network, *args, **settings)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime import State
+from tests.trained import cut_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -118,14 +120,18 @@ class Stage:
         dist.barrier()
 
     @contextmanager
-    def checkpointer(self, where: Path, model: nn.Module) -> Iterator[Checkpointer]:
-        """Ours, in a directory that is deleted afterwards."""
-        ckpt = Checkpointer(where, {"model": model})
-        try:
-            yield ckpt
-        finally:
-            ckpt.close()
-            self.clear(where)
+    def trained(self, where: Path, model: nn.Module) -> Iterator[State]:
+        """Ours, saved in a directory that is deleted afterwards."""
+        state = State(model=model, generators=False)
+        state.checkpoints(where)
+        with cut_off(state):
+            yield state
+        self.clear(where)
+
+
+def saver(state: State) -> Any:
+    """What saves a State that is being trained."""
+    return state._saver
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -157,6 +163,7 @@ def stages(size: Size, repeat: int, rank: int, disk: Path, memory: Path) -> Iter
         memory: the same on tmpfs.
     """
     meeting = f"file://{memory / 'meeting'}"
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size.ranks))
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size.ranks)
     try:
         yield Stage(size, repeat, disk, memory, dist.new_group(backend="gloo"))

@@ -9,13 +9,13 @@ import torch.distributed.checkpoint as dcp
 
 from elastic_runtime.parts.tensor_memory import bytes_of
 from scripts.bench.checkpoints import limits
-from scripts.bench.checkpoints.contest import Sample, Stage, local, timed
+from scripts.bench.checkpoints.contest import Sample, Stage, local, saver, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from elastic_runtime.checkpoint.checkpointer import Checkpointer
+    from elastic_runtime import State
 
 LOAD = "load from the page cache"
 RESTORE = "restore from shared memory"
@@ -27,25 +27,25 @@ def load(stage: Stage) -> list[Sample]:
     tensors = [local(parameter) for parameter in model]
     whole = stage.disk / f"torch-{stage.rank}"
     torch.save(tensors, whole)
-    state = {key: value.detach() for key, value in model.state_dict().items()}
+    held = {key: value.detach() for key, value in model.state_dict().items()}
     theirs = stage.disk / "dcp"
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(theirs, sync_files=False))
+    dcp.save(held, storage_writer=dcp.FileSystemWriter(theirs, sync_files=False))
 
     def plain() -> None:
         loaded = torch.load(whole, weights_only=True)
         for tensor, found in zip(tensors, loaded, strict=True):
             tensor.copy_(found)
 
-    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
-        _save(ckpt)
+    with stage.trained(stage.disk / "ours", model) as state:
+        _save(state)
         samples = stage.compete(
             LOAD,
             {
                 "limit": _limit(_own_file(stage, stage.disk / "ours")),
-                "ours": lambda: timed(ckpt.resume),
+                "ours": lambda: timed(lambda: saver(state).load(None)),
                 "torch.save": lambda: timed(plain),
                 "dcp": lambda: timed(
-                    lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(theirs))
+                    lambda: dcp.load(held, storage_reader=dcp.FileSystemReader(theirs))
                 ),
             },
         )
@@ -57,20 +57,20 @@ def load(stage: Stage) -> list[Sample]:
 def restore(stage: Stage) -> list[Sample]:
     """The same from shared memory, where a snapshot survives the worker."""
     model = stage.model()
-    with stage.checkpointer(stage.memory / "ours", model) as ckpt:
-        _save(ckpt)
+    with stage.trained(stage.memory / "ours", model) as state:
+        _save(state)
         return stage.compete(
             RESTORE,
             {
                 "limit": _limit(_own_file(stage, stage.memory / "ours")),
-                "ours": lambda: timed(ckpt.resume),
+                "ours": lambda: timed(lambda: saver(state).load(None)),
             },
         )
 
 
-def _save(ckpt: Checkpointer) -> None:
-    ckpt.steps = 1
-    ckpt.save(sync=True)
+def _save(state: State) -> None:
+    state.commit()
+    state.save(sync=True)
 
 
 def _own_file(stage: Stage, where: Path) -> Path:

@@ -42,9 +42,9 @@ def from_peer(stage: Stage) -> list[Sample]:
     model = stage.model()
     tensors = [local(parameter) for parameter in model]
     where = stage.memory / "peer"
-    with stage.checkpointer(where / _KEY, model) as ckpt:
-        ckpt.steps = 1
-        ckpt.save(sync=True)
+    with stage.trained(where / _KEY, model) as state:
+        state.commit()
+        state.save(sync=True)
         with _other_side(where, stage, tensors) as (port, line, group):
             loading = _loading(where, port)
 

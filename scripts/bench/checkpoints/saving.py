@@ -16,12 +16,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from scripts.bench.checkpoints import limits
-from scripts.bench.checkpoints.contest import Sample, Stage, local, timed
+from scripts.bench.checkpoints.contest import Sample, Stage, local, saver, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+
+    from elastic_runtime import State
 
 BLOCKED = "blocked by an asynchronous save"
 DURABLE = "durable save"
@@ -82,12 +84,12 @@ def blocked(stage: Stage) -> list[Sample]:
     model = stage.model()
     tensors = [local(parameter) for parameter in model]
     warm = torch.zeros(sum(tensor.numel() for tensor in tensors))
-    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
+    with stage.trained(stage.disk / "ours", model) as state:
 
         def ours() -> float:
-            ckpt.steps += 1
-            seconds = timed(ckpt.save)
-            ckpt.wait()
+            state.commit()
+            seconds = timed(state.save)
+            saver(state).wait()
             _forget(stage, stage.disk / "ours")
             return seconds
 
@@ -118,12 +120,12 @@ def durable(stage: Stage) -> list[Sample]:
         whole.unlink()
         return seconds
 
-    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
+    with stage.trained(stage.disk / "ours", model) as state:
         return stage.compete(
             DURABLE,
             {
                 "limit": limit,
-                "ours": lambda: _save_now(stage, ckpt),
+                "ours": lambda: _save_now(stage, state),
                 "torch.save": plain,
                 "dcp": Rival(stage, "dcp", model).save,
             },
@@ -133,11 +135,11 @@ def durable(stage: Stage) -> list[Sample]:
 def tiny(stage: Stage) -> list[Sample]:
     """How long it takes to save a state of many small tensors."""
     model = stage.tiny_model(_TINY_COUNT)
-    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
+    with stage.trained(stage.disk / "ours", model) as state:
         return stage.compete(
             TINY,
             {
-                "ours": lambda: _save_now(stage, ckpt),
+                "ours": lambda: _save_now(stage, state),
                 "dcp": Rival(stage, "tiny", model).save,
             },
         )
@@ -155,16 +157,16 @@ def extra_memory(stage: Stage) -> list[Sample]:
         return stage.most((_peak() - before) / own)
 
     def ours() -> None:
-        ckpt.steps = 1
-        ckpt.save()
-        ckpt.wait()
+        state.commit()
+        state.save()
+        saver(state).wait()
 
     def theirs(*, cached: bool) -> None:
         _, future, place = Rival(stage, "memory", model, cached=cached).begin()
         future.result()
         stage.clear(place)
 
-    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
+    with stage.trained(stage.disk / "ours", model) as state:
         samples = [Sample(EXTRA, "ours", [grown(ours)])]
     for name, cached in (("dcp", False), ("dcp cached", True)):
         samples.append(Sample(EXTRA, name, [grown(lambda cached=cached: theirs(cached=cached))]))  # type: ignore[misc]
@@ -189,14 +191,14 @@ def slowdown(stage: Stage) -> list[Sample]:
             steps += 1
         return (time.perf_counter() - began) / steps
 
-    with stage.checkpointer(stage.disk / "ours", model) as ckpt:
+    with stage.trained(stage.disk / "ours", model) as state:
 
         def ours() -> float:
             usual = quiet()
-            ckpt.steps += 1
-            ckpt.save()
-            share = during(lambda: ckpt.saved_step == ckpt.steps) / usual
-            ckpt.wait()
+            state.commit()
+            state.save()
+            share = during(lambda: saver(state).saved_step == state.step) / usual
+            saver(state).wait()
             _forget(stage, stage.disk / "ours")
             return share
 
@@ -225,9 +227,9 @@ def _reused_stager() -> DefaultStager:
     )
 
 
-def _save_now(stage: Stage, ckpt: Any) -> float:
-    ckpt.steps += 1
-    seconds = timed(lambda: ckpt.save(sync=True))
+def _save_now(stage: Stage, state: State) -> float:
+    state.commit()
+    seconds = timed(lambda: state.save(sync=True))
     _forget(stage, stage.disk / "ours")
     return seconds
 

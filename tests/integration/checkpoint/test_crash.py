@@ -9,15 +9,16 @@ import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime import State
 from elastic_runtime.checkpoint.save import save_executor
 from elastic_runtime.checkpoint.storage.catalog import CheckpointStatus, list_checkpoints
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
@@ -26,36 +27,48 @@ from elastic_runtime.errors import CheckpointError
 from tests.faults import Fault, FaultyFiles
 from tests.processes import Launcher, end, marked, wait_for
 from tests.ranks import entries_of, run_ranks, values
+from tests.trained import cut_off, trained
 
 OLD = 2  # the steps that an earlier life of the job has saved are 1 and 2
 NEW = 3
 
 
-def state() -> dict[str, Any]:
-    """Enough tensors for two ranks to have a file each."""
-    return {"model": nn.ParameterList([torch.zeros(9, 9) for _ in range(9)]), "a": 0}
+class Work(State):
+    model: nn.ParameterList
+    a: int
 
 
-def train(entries: dict[str, Any], step: int) -> None:
+def work(path: Path, on_error: Literal["continue", "raise"] = "continue") -> Work:
+    """A State with enough tensors for two ranks to have a file each."""
+    state = Work(model=nn.ParameterList([torch.zeros(9, 9) for _ in range(9)]), a=0)
+    state.checkpoints(path, every=1, keep=2, on_error=on_error)
+    return state
+
+
+def train(state: Work, step: int) -> None:
     """Makes the state what it is after a step."""
     with torch.no_grad():
-        for parameter in entries["model"]:
+        for parameter in state.model:
             parameter.fill_(step)
-    entries["a"] = step
+    state.a = step
+    state.commit()
 
 
-def trained(entries: dict[str, Any]) -> set[float]:
+def step_of(state: Work) -> set[float]:
     """The step of all that is in a state."""
-    return {entries["a"], *(float(x) for p in entries["model"] for x in p.detach().unique())}
+    return {state.a, *(float(x) for p in state.model for x in p.detach().unique())}
+
+
+def wait(state: Work) -> None:
+    """Waits for the save in the background."""
+    assert state._saver is not None
+    state._saver.wait()
 
 
 def save_the_old(path: Path) -> None:
-    entries = state()
-    ckpt = Checkpointer(path, entries, every=1, keep=2)
-    for step in range(1, OLD + 1):
-        train(entries, step)
-        ckpt.step()
-    ckpt.wait()
+    with trained(state := work(path)):
+        for step in range(1, OLD + 1):
+            train(state, step)
 
 
 def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
@@ -68,25 +81,20 @@ def save_the_new(path: Path, fault: Fault, victim: int = 0) -> list[str]:
         dist.all_reduce(torch.zeros(1))
     mine = fault if not dist.is_initialized() or dist.get_rank() == victim else Fault()
     files = FaultyFiles(path, mine)
-    entries = state()
     save_executor.LAST_SAVE_RETRY_PAUSES = ()  # a failure is to be seen
-    ckpt = Checkpointer(path, entries, every=1, keep=2)
-    assert ckpt.resume() == OLD
-    train(entries, NEW)
-    ckpt.step()
-    ckpt.wait()
+    with cut_off(state := work(path)):
+        assert state.step == OLD
+        train(state, NEW)
+        wait(state)
     return files.story
 
 
 def resumed(path: Path) -> int:
     """What a new life finds; it must not stumble over what the crash has left either."""
-    entries = state()
-    ckpt = Checkpointer(path, entries, every=1, keep=2)
-    step = ckpt.resume()
-    assert trained(entries) == {step}
-    train(entries, step + 1)
-    ckpt.step()
-    ckpt.close()
+    with trained(state := work(path)):
+        step = state.step
+        assert step_of(state) == {step}
+        train(state, step + 1)
     return step
 
 
@@ -144,10 +152,10 @@ def points(story: list[str], only: str = "") -> list[int]:
 def measure(path: Path) -> tuple[list[str], int, int]:
     """The points of a save, and how much was written by whose account."""
     files = FaultyFiles(path, Fault())
-    ckpt = Checkpointer(path, state(), every=1)
-    assert ckpt.resume() == OLD
-    ckpt.step()
-    ckpt.wait()
+    with cut_off(state := work(path)):
+        assert state.step == OLD
+        train(state, NEW)
+        wait(state)
     directory = path / f"step-{NEW}.term-2"
     size = sum(file.stat().st_size for file in directory.iterdir())
     size += files.story.count(f"pwritev {PROBE_FILE}")  # a byte each time, and gone again
@@ -204,36 +212,30 @@ def fail_everywhere(paths: list[Path], old: Path, kind: str, story: list[str]) -
     """
     told = []
     for path, at in zip(paths, points(story), strict=True):
-        entries = state()
         files = FaultyFiles(path, Fault(at, kind))
         save_executor.LAST_SAVE_RETRY_PAUSES = ()
-        ckpt = Checkpointer(path, entries, every=1, keep=2, on_save_error="raise")
-        error = ""
-        try:
-            ckpt.resume()
-            train(entries, NEW)
-            ckpt.step()
-            ckpt.wait()
-        except CheckpointError as caught:
-            error = str(caught)
-        files.lift()
-        told.append(error)
-        assert contents(path, OLD) == contents(old, OLD)
-        exists = (path / f"step-{NEW}.term-2" / "MANIFEST.json").exists()
-        # Where nothing works any more, nothing can be cleaned up either: what failed after it had
-        # appeared stays, and is whole.
-        assert exists == (not error) or kind == "broken", story[at - 1]
-        if not exists:
-            assert contents(path, 1) == contents(old, 1)
-        if ckpt.steps == NEW:
-            # The fault is over: the same process saves the next step.
-            train(entries, NEW + 1)
-            ckpt.step()
-            ckpt.wait()
-            assert resumed(path) == NEW + 1
-        else:
-            assert resumed(path) == OLD
-        ckpt.close()
+        state, error = work(path, "raise"), ""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(cut_off(state))
+                train(state, NEW)
+                wait(state)
+            except CheckpointError as caught:
+                error = str(caught)
+            files.lift()
+            told.append(error)
+            assert contents(path, OLD) == contents(old, OLD)
+            exists = (path / f"step-{NEW}.term-2" / "MANIFEST.json").exists()
+            # Where nothing works any more, nothing can be cleaned up either: what failed after it
+            # had appeared stays, and is whole.
+            assert exists == (not error) or kind == "broken", story[at - 1]
+            if not exists:
+                assert contents(path, 1) == contents(old, 1)
+            if state.step == NEW:
+                # The fault is over: the same process saves the next step.
+                train(state, NEW + 1)
+                wait(state)
+        assert resumed(path) == (NEW + 1 if state.step == NEW + 1 else OLD)
     return told
 
 

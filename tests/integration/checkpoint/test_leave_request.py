@@ -32,18 +32,20 @@ DEADLINE = 60.0
 _SCRIPT = """
 import sys, time, random, signal, os
 import torch, torch.distributed as dist
-from elastic_runtime import Checkpointer
+import elastic_runtime as elastic
 
 rank, world, path = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{path}/store", rank=rank, world_size=world)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-ckpt = Checkpointer(path + "/runs", {"model": model})
-ckpt.resume()
-print("ready", flush=True)
-while True:
-    time.sleep(random.random() * 0.01)
-    model(torch.ones(1, 4)).sum().backward()
-    ckpt.step()
+model = torch.nn.Linear(4, 4)
+ddp = torch.nn.parallel.DistributedDataParallel(model)
+state = elastic.State(model=model)
+state.checkpoints(path + "/runs")
+with state.resumed():
+    print("ready", flush=True)
+    while True:
+        time.sleep(random.random() * 0.01)
+        ddp(torch.ones(1, 4)).sum().backward()
+        state.commit()
 """
 
 

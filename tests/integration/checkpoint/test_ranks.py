@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime import State, load
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError
 from elastic_runtime.worker.agreement import Agreement, Wish
 from elastic_runtime.worker.peers import Peers
 from tests.ranks import entries_of, run_ranks, saves, values
+from tests.trained import cut_off, trained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 def shards(path: Path) -> None:
     model = nn.ParameterList([torch.zeros(1000) for _ in range(8)])
-    Checkpointer(path, {"model": model}).save(sync=True)
+    state = State(model=model)
+    state.checkpoints(path)
+    with trained(state):
+        state.save(sync=True)
 
 
 def test_replicated_tensors_are_spread_over_the_ranks(tmp_path: Path) -> None:
@@ -71,28 +75,29 @@ def test_all_ranks_hear_the_same_at_the_same_step(world: int) -> None:
 
 
 def save_by_the_clock(path: Path) -> int:
-    ckpt = Checkpointer(path, {"a": 1}, every="20ms")
-    ckpt.resume()
+    state = State(a=1)
+    state.checkpoints(path, every="20ms")
     chance = random.Random(dist.get_rank())
-    for _ in range(200):
-        time.sleep(chance.uniform(0, 0.002))
-        ckpt.step()
-    ckpt.close()
+    with trained(state):
+        for _ in range(200):
+            time.sleep(chance.uniform(0, 0.002))
+            state.commit()
     return len(saves(path))
 
 
 def test_the_clock_of_one_rank_decides_for_all(tmp_path: Path) -> None:
-    assert values(run_ranks(2, save_by_the_clock, tmp_path))[0] > 1
+    assert values(run_ranks(2, save_by_the_clock, tmp_path))[0] > 2
 
 
 def overtaken(path: Path) -> None:
-    ckpt = Checkpointer(path, {"a": 1}, every=1, keep=1, sync=True)
-    ckpt.resume()
-    ckpt.step()
-    dist.barrier()
-    if dist.get_rank() == 0:
-        LocalStorage(path).take_term({"run": "other", "round": 8, "host": "there"})
-    ckpt.step()
+    state = State(a=1)
+    state.checkpoints(path, every=1, keep=1, sync=True)
+    with trained(state):
+        state.commit()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            LocalStorage(path).take_term({"run": "other", "round": 8, "host": "there"})
+        state.commit()
 
 
 def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
@@ -106,12 +111,13 @@ def test_a_job_that_was_overtaken_stops_on_all_ranks(tmp_path: Path) -> None:
 
 def no_space(path: Path, limit: int) -> None:
     model = nn.Linear(200, 200)
-    ckpt = Checkpointer(path, {"model": model}, every=1, sync=True, on_save_error="raise")
-    ckpt.resume()
-    ckpt.step()
-    if dist.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    ckpt.step()
+    state = State(model=model)
+    state.checkpoints(path, every=1, sync=True, on_error="raise")
+    with trained(state):
+        state.commit()
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        state.commit()
 
 
 def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
@@ -128,26 +134,27 @@ def test_a_full_disk_of_one_rank_is_everyones_error(tmp_path: Path) -> None:
 def fail_beside(path: Path) -> tuple[int, str, int]:
     """A save that fails on one rank while all train on; each rank's steps take another time."""
     model = nn.ParameterList([torch.zeros(500, 500) for _ in range(2)])
-    ckpt = Checkpointer(path, {"model": model}, every="20 steps", on_save_error="raise")
-    ckpt.resume()
-    ckpt.save(sync=True)
+    state = State(model=model)
+    state.checkpoints(path, every="20 steps", on_error="raise")
     chance = random.Random(dist.get_rank())
-    if dist.get_rank() == 1:
-        soft = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, soft[1]))
-    for _ in range(20):
-        ckpt.step()
-    try:
-        while True:
-            time.sleep(chance.uniform(0, 0.002))
-            ckpt.step()
-    except CheckpointError as error:
-        failed = ckpt.steps, str(error)
-    if dist.get_rank() == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
-    ckpt.save()
-    ckpt.close()
-    return *failed, ckpt.saved_step
+    soft = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with trained(state):
+        state.save(sync=True)
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, soft[1]))
+        for _ in range(20):
+            state.commit()
+        try:
+            while True:
+                time.sleep(chance.uniform(0, 0.002))
+                state.commit()
+        except CheckpointError as error:
+            failed = state.step, str(error)
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+        state.save()
+    other = State(model=model)
+    return *failed, load(path, other)
 
 
 def test_a_save_that_fails_beside_training_is_heard_at_the_same_step(tmp_path: Path) -> None:
@@ -161,7 +168,10 @@ def test_a_save_that_fails_beside_training_is_heard_at_the_same_step(tmp_path: P
 
 
 def use(path: Path) -> None:
-    Checkpointer(path, {"a": 1}, every=1).resume()
+    state = State(a=1)
+    state.checkpoints(path, every=1)
+    with trained(state):
+        pass
 
 
 def test_a_bad_directory_is_everyones_error(tmp_path: Path) -> None:
@@ -174,11 +184,13 @@ def test_a_bad_directory_is_everyones_error(tmp_path: Path) -> None:
 
 
 def begin_without_space(path: Path) -> None:
-    ckpt = Checkpointer(path, {"a": 1}, every=100, on_save_error="raise")
+    state = State(a=1)
+    state.checkpoints(path, every=100, on_error="raise")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        ckpt.resume()
+        with trained(state):
+            pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
@@ -191,18 +203,19 @@ def test_a_disk_without_space_is_found_before_the_first_step(tmp_path: Path) -> 
 
 
 def disagree_again(path: Path) -> list[str]:
-    entries = {"model": nn.Linear(2, 2)}
-    ckpt = Checkpointer(path, entries)
-    ckpt.save(sync=True)
-    entries["model"].register_buffer("odd", torch.zeros(dist.get_rank() + 1))
+    model = nn.Linear(2, 2)
+    state = State(model=model)
+    state.checkpoints(path)
     heard = []
-    for _ in range(2):
-        ckpt.steps += 1
-        try:
-            ckpt.save()
-            ckpt.close()
-        except CheckpointError as error:
-            heard.append(str(error))
+    with cut_off(state):
+        state.save(sync=True)
+        model.register_buffer("odd", torch.zeros(dist.get_rank() + 1))
+        for _ in range(2):
+            state.commit()
+            try:
+                state.save(sync=True)
+            except CheckpointError as error:
+                heard.append(str(error))
     return heard
 
 
@@ -217,13 +230,29 @@ def differ(path: Path) -> list[float]:
     model = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5))
     model[1].running_mean.fill_(rank)
     model[1].running_var.fill_(rank)
-    entries = {"model": model, "value": torch.full((5,), rank)}
-    ckpt = Checkpointer(path, entries)
-    ckpt.save(sync=True)
-    ckpt.resume()
-    held = (model[1].running_mean, model[1].running_var, entries["value"])
-    return [float(tensor[0]) for tensor in held]
+    state = State(model=model, value=rank)
+    state.checkpoints(path)
+    with trained(state):
+        state.save(sync=True)
+    state.value = -1.0
+    load(path, state)
+    return [float(model[1].running_mean[0]), float(model[1].running_var[0]), state.value]
 
 
 def test_what_may_differ_between_ranks_is_that_of_rank_0(tmp_path: Path) -> None:
     assert values(run_ranks(2, differ, tmp_path)) == [[0.0] * 3] * 2
+
+
+def differ_in_tensors(path: Path) -> list[float]:
+    rank = float(dist.get_rank())
+    # So many that each rank writes some of them.
+    state = State(**{f"value_{n}": torch.full((5,), rank) for n in range(4)})
+    state.checkpoints(path)
+    with trained(state):
+        state.save(sync=True)
+    load(path, state)
+    return [float(getattr(state, f"value_{n}")[0]) for n in range(4)]
+
+
+def test_values_that_are_tensors_are_those_of_rank_0_too(tmp_path: Path) -> None:
+    assert values(run_ranks(2, differ_in_tensors, tmp_path)) == [[0.0] * 4] * 2

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+from elastic_runtime import State
 from elastic_runtime.checkpoint.format.manifest import CheckpointId
 from elastic_runtime.checkpoint.storage.open_storage import open_storage
 from elastic_runtime.checkpoint.storage.remote_storage import RemoteStorage
@@ -25,6 +25,7 @@ from tests.ranks import run_ranks, values
 from tests.s3_server import client_environ, s3_server
 from tests.small_checkpoints import FILE, HOLDER, put
 from tests.strangers import unused
+from tests.trained import trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,7 +107,7 @@ def test_an_upload_that_fails_leaves_nothing_to_be_paid_for(
     assert s3.list_multipart_uploads(url.removeprefix("s3://").partition("/")[0]) == []
 
 
-# With a Checkpointer
+# With a State
 
 
 def train(url: str, steps: int, keep: int | None) -> tuple[int, list[float]]:
@@ -114,15 +115,15 @@ def train(url: str, steps: int, keep: int | None) -> tuple[int, list[float]]:
     model = nn.ParameterList([torch.zeros(11, 3) for _ in range(5)])
     if dist.is_initialized():
         dist.barrier()
-    ckpt = Checkpointer(url, {"model": model}, every=1, keep=keep)
-    found = ckpt.resume()
-    for _ in range(steps):
-        with torch.no_grad():
-            for parameter in model:
-                parameter += 1
-        ckpt.step()
-    ckpt.save()
-    ckpt.close()
+    state = State(model=model)
+    state.checkpoints(url, every=1, keep=keep)
+    with trained(state):
+        found = state.step
+        for _ in range(steps):
+            with torch.no_grad():
+                for parameter in model:
+                    parameter += 1
+            state.commit()
     return found, [float(parameter.sum()) for parameter in model]
 
 
@@ -144,13 +145,12 @@ def test_damage_in_s3_is_found_and_the_older_one_is_taken(url: str, s3: s3fs.S3F
 
 _SAVES = """
 import sys, torch
-from elastic_runtime import Checkpointer
-ckpt = Checkpointer(sys.argv[1], {"model": torch.nn.Linear(1, 1)})
-ckpt.resume()
-ckpt.step()
-ckpt.save()
-ckpt.close()
-print("saved step", Checkpointer(sys.argv[1], {"model": torch.nn.Linear(1, 1)}).resume())
+import elastic_runtime as elastic
+model = torch.nn.Linear(1, 1)
+state = elastic.State(model=model)
+state.checkpoints(sys.argv[1])
+elastic.run(lambda world: state.commit(), state, in_place=False)
+print("saved step", elastic.load(sys.argv[1], elastic.State(model=model)))
 """
 
 

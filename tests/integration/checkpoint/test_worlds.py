@@ -17,16 +17,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-import elastic_runtime
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
-from elastic_runtime.parts.per_rank import PerRank
+from elastic_runtime import PerRank, State
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
 from elastic_runtime.errors import CheckpointError
-from elastic_runtime.worker.peers import GlooGroups
 from tests.checkpoints import with_outline
 from tests.hostile import make_newer
 from tests.ranks import entries_of, kill_self, run_ranks, values
+from tests.trained import cut_off, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,21 +78,19 @@ def life(path: Path, sharded: bool, steps: int) -> dict[str, Any]:
     wrapped = nn.parallel.DistributedDataParallel(model) if world > 1 and not sharded else model
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
     rng, seen = torch.Generator().manual_seed(rank), PerRank([])
-    entries: dict[str, Any] = {"model": wrapped, "optim": optimizer, "best": 0}
-    entries |= {"rng": rng, "seen": seen}
-    ckpt = Checkpointer(path, entries)
-    found: dict[str, Any] = {"step": ckpt.resume(), "best": entries["best"], "seen": seen.value}
-    found["drawn"] = torch.rand(1, generator=rng).item()
-    found["state"] = state_of(model, optimizer)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        wrapped(torch.ones(4, 5)).square().mean().backward()
-        optimizer.step()
-        seen.value = [*seen.value, rank]
-        ckpt.step()
-    entries["best"] += 1
-    ckpt.save(sync=True)
-    ckpt.close()
+    state = State(model=wrapped, optim=optimizer, rng=rng, seen=seen, best=0)
+    state.checkpoints(path)
+    with trained(state):
+        found: dict[str, Any] = {"step": state.step, "best": state.best, "seen": seen.value}
+        found["drawn"] = torch.rand(1, generator=rng).item()
+        found["state"] = state_of(model, optimizer)
+        state.best += 1
+        for _ in range(steps):
+            optimizer.zero_grad()
+            wrapped(torch.ones(4, 5)).square().mean().backward()
+            optimizer.step()
+            seen.value = [*seen.value, rank]
+            state.commit()
     return {**found, "left": state_of(model, optimizer)}
 
 
@@ -179,56 +175,79 @@ def test_in_the_same_world_each_rank_has_its_own_again(tmp_path: Path) -> None:
     ]
 
 
-def other_program(path: Path, strict: bool) -> tuple[int, int, float]:
+def other_program(path: Path, strict: bool) -> tuple[int, int, int | None, float]:
     """Has a layer less and a value more than the one that saved."""
     model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
     nn.init.constant_(model["body"].weight, 7.0)
-    entries: dict[str, Any] = {"model": model, "fresh": 5}
-    step = Checkpointer(path, entries).resume(strict=strict)
-    return step, entries["fresh"], model["body"].weight.sum().item()
+    state = State(model=model, fresh=5)
+    state.checkpoints(path)
+    with cut_off(state, strict=strict):
+        old = getattr(state, "old", None)
+        return state.step, state.fresh, old, model["body"].weight.sum().item()
+
+
+def commit_steps(state: State, path: Path, steps: int) -> None:
+    """Saves a State after so many steps."""
+    state.checkpoints(path)
+    with trained(state):
+        for _ in range(steps):
+            state.commit()
 
 
 def test_what_does_not_fit_is_named_by_all_ranks_or_left_out(tmp_path: Path) -> None:
     model = nn.ModuleDict({"body": nn.Linear(2, 2), "tail": nn.Linear(2, 1, bias=False)})
     nn.init.constant_(model["body"].weight, 1.0)
-    ckpt = Checkpointer(tmp_path, {"model": model, "old": 1})
-    ckpt.steps = 4
-    ckpt.save(sync=True)
+    commit_steps(State(model=model, old=1), tmp_path, 4)
     outcomes = run_ranks(2, other_program, tmp_path, True)
     assert {outcome.error for outcome in outcomes} == {"CheckpointUsageError"}
     assert outcomes[0].text == outcomes[1].text
-    assert "it lacks fresh, model.head.bias, model.head.weight;" in outcomes[0].text
-    assert "it also has model.tail.weight, old;" in outcomes[0].text
-    assert "resume(strict=False)" in outcomes[0].text
-    assert values(run_ranks(2, other_program, tmp_path, False)) == [(4, 5, 4.0)] * 2
+    assert "fresh, model.head.bias, model.head.weight;" in outcomes[0].text
+    assert "it also has model.tail.weight;" in outcomes[0].text
+    assert "strict=False" in outcomes[0].text
+    assert values(run_ranks(2, other_program, tmp_path, False)) == [(4, 5, 1, 4.0)] * 2
+
+
+def one(value: float) -> nn.ParameterList:
+    """A module with one number."""
+    return nn.ParameterList([torch.tensor(value)])
 
 
 def test_what_was_left_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Checkpointer(tmp_path, {"a": 1, "old": 2}).save(sync=True)
-    entries = {"a": 0, "new": 3}
-    with caplog.at_level(logging.INFO):
-        Checkpointer(tmp_path, entries).resume(strict=False)
-    assert entries == {"a": 1, "new": 3}
+    commit_steps(State(part=one(1.0), a=1, old=one(2.0)), tmp_path, 1)
+    state = State(part=one(0.0), a=0, new=one(3.0))
+    state.checkpoints(tmp_path)
+    with caplog.at_level(logging.INFO), cut_off(state, strict=False):
+        assert (state.part[0].item(), state.a, state.new[0].item()) == (1.0, 1, 3.0)
     (told,) = [r.getMessage() for r in caplog.records if "checkpoint.partly" in r.getMessage()]
-    assert "['new']" in told
-    assert "['old']" in told
+    assert "['new.0']" in told
+    assert "['old.0']" in told
 
 
 def test_nothing_that_fits_is_another_jobs_checkpoint(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"theirs": 1}).save(sync=True)
-    what = r"step-0\.term-1 has none of the keys of this program"
-    with pytest.raises(CheckpointError, match=what):
-        Checkpointer(tmp_path, {"ours": 1}).resume(strict=False)
+    commit_steps(State(theirs=one(1.0)), tmp_path, 1)
+    state = State(ours=one(1.0))
+    state.checkpoints(tmp_path)
+    what = r"step-1\.term-1 has none of the keys of this program"
+    with pytest.raises(CheckpointError, match=what), cut_off(state, strict=False):
+        pass
+
+
+class Work(State):
+    model: nn.Linear
+
+
+def work(path: Path) -> Work:
+    state = Work(model=nn.Linear(50, 50), number=0, rng=torch.Generator())
+    state.checkpoints(path)
+    return state
 
 
 def save_steps(path: Path, *steps: int) -> None:
-    model = nn.Linear(50, 50)
-    ckpt = Checkpointer(path, {"model": model, "step": 0, "rng": torch.Generator()})
-    for step in steps:
-        nn.init.constant_(model.weight, float(step))
-        ckpt.steps = step
-        ckpt.save(sync=True)
-    ckpt.close()
+    with trained(state := work(path)):
+        for step in steps:
+            nn.init.constant_(state.model.weight, float(step))
+            state.commit()
+            state.save(sync=True)
 
 
 def save_outlined(path: Path, *steps: int) -> None:
@@ -238,9 +257,8 @@ def save_outlined(path: Path, *steps: int) -> None:
 
 
 def resumed(path: Path) -> tuple[int, float]:
-    model = nn.Linear(50, 50)
-    ckpt = Checkpointer(path, {"model": model, "step": 0, "rng": torch.Generator()})
-    return ckpt.resume(), model.weight[0, 0].item()
+    with cut_off(state := work(path)):
+        return state.step, state.model.weight[0, 0].item()
 
 
 DAMAGE = pytest.mark.golden("damage is found, and the older one taken")
@@ -322,14 +340,12 @@ def worth(path: Path, fatal: str) -> list[str]:
     """Rank 1 dies in one step of a load; says what memory is worth before and after."""
     if dist.get_rank() == 1:
         setattr(LoadRun, fatal, lambda _: kill_self())
-    model = nn.Linear(50, 50)
-    state = elastic_runtime.State(model=model)
+    state = State(model=nn.Linear(50, 50)).keep_in_memory()
+    state.checkpoints(path)
     state.remember_commit(1)
-    ckpt = Checkpointer(path, {"model": model})
-    ckpt.attach(state, GlooGroups(dist.new_group(), dist.new_group, lambda: False))
     before = state.rank_status().condition.name
-    with contextlib.suppress(RuntimeError):
-        ckpt.load(None)
+    with contextlib.suppress(RuntimeError), cut_off(state):
+        pass
     return [before, state.rank_status().condition.name]
 
 
@@ -339,9 +355,7 @@ def worth(path: Path, fatal: str) -> list[str]:
 def test_memory_that_may_be_overwritten_is_no_commit(
     tmp_path: Path, fatal: str, after: str
 ) -> None:
-    ckpt = Checkpointer(tmp_path, {"model": nn.Linear(50, 50)})
-    ckpt.steps = 2
-    ckpt.save(sync=True)
+    commit_steps(State(model=nn.Linear(50, 50)), tmp_path, 2)
     survivor, victim = run_ranks(2, worth, tmp_path, fatal)
     assert victim.signal == signal.SIGKILL
     assert survivor.value == ["CLEAN", after]

@@ -25,10 +25,8 @@ MISUSES = {
     "optimizes_what_is_not_given": ["'optim'"],
     "connects_before": ["remove the call"],
     "runs_twice": ["one train(world)"],
-    "saves_a_part": ["does not save model", "add them to its entries"],
-    "counts_as_well": ["step() was called", "remove it"],
-    "saves_beside": ["which was not given it", "torch.save"],
-    "saves_after": ["step 1 is not saved", "call save() inside train"],
+    "saves_beside": ["save() needs", "connected ranks"],
+    "saves_after": ["save() needs", "call it in train"],
     "connects_inside": ["was called inside of elastic.run", "remove the call"],
 }
 
@@ -67,8 +65,7 @@ def test_a_job_ends_with_what_was_wrong(tmp_path: Path, kind: str, wrong: str, r
 def test_what_scripts_of_torchrun_end_with_is_harmless(tmp_path: Path) -> None:
     with Job(tmp_path, "misuse.py", *_OPTIONS, kind="ends_as_with_torchrun") as job:
         assert job.end() == 0, job.story()
-        ends = {(note["step"], note["held"]) for note in job.said("ended")}
-        assert ends == {(1, 1)}
+        assert [note["step"] for note in job.said("ended")] == [1, 1]
         assert len(job.events("round.sealed")) == 1
         assert [event["step"] for event in job.events("checkpoint.saved")] == [1]
 

@@ -17,9 +17,8 @@ import elastic_runtime as elastic
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 model = torch.nn.Linear(2, 2)
-ckpt = elastic.Checkpointer(folder / "saved", {"model": model}, every="1h", snapshot_every=None)
-state = elastic.State(model=model)
-state.counted = 0
+state = elastic.State(model=model, counted=0)
+state.checkpoints(folder / "saved", every="1h")
 
 
 def _note(name: str) -> None:
@@ -43,4 +42,4 @@ def train(world: elastic.World) -> None:
         state.commit()
 
 
-elastic.run(train, state, ckpt)
+elastic.run(train, state)

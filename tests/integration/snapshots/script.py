@@ -20,7 +20,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import elastic_runtime as elastic
-from elastic_runtime import Checkpointer
 
 KIND, FOLDER = sys.argv[1], Path(sys.argv[2])
 SAVE_EVERY, SNAPSHOT_EVERY = int(sys.argv[3]), 4
@@ -84,44 +83,27 @@ def pause(step: int) -> bool:
         time.sleep(0.02)
 
 
-def plain() -> None:
-    """Dies with its world."""
-    dist.init_process_group("gloo")
+def main() -> None:
+    """Trains in place, or with restarts."""
     model, optim = make()
     if KIND == "fsdp":
+        dist.init_process_group("gloo")
         fully_shard(model)
         optim = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    wrapped = model if KIND == "fsdp" else torch.nn.parallel.DistributedDataParallel(model)
-    entries = {"model": model, "optim": optim}
-    ckpt = Checkpointer(FOLDER / "runs", entries, every=SAVE_EVERY, snapshot_every=SNAPSHOT_EVERY)
-    check(model, optim, ckpt.resume())
-    note("began", ckpt.steps)
-    while pause(ckpt.steps):
-        advance(wrapped, optim)
-        ckpt.step()
-    check(model, optim, ckpt.steps)
-    ckpt.save()
-    ckpt.close()
-    dist.destroy_process_group()
-
-
-def in_place() -> None:
-    """Outlives changes of the world."""
-    model, optim = make()
     state = elastic.State(model=model, optim=optim)
-    entries = {"model": model, "optim": optim}
-    ckpt = Checkpointer(FOLDER / "runs", entries, every=SAVE_EVERY, snapshot_every=SNAPSHOT_EVERY)
+    state.checkpoints(FOLDER / "runs", every=SAVE_EVERY, snapshots=SNAPSHOT_EVERY)
 
-    def train(world: Any) -> None:
+    def train(world: elastic.World) -> None:
+        wrapped = elastic.ddp(model) if KIND == "ddp" else model
         check(model, optim, state.step)
         note("began", state.step)
         while pause(state.step):
-            advance(model, optim)
+            advance(wrapped, optim)
             state.commit()
+        check(model, optim, state.step)
 
-    elastic.run(train, state, ckpt)
-    ckpt.close()
+    elastic.run(train, state, in_place=KIND == "in_place")
 
 
 if __name__ == "__main__":
-    in_place() if KIND == "in_place" else plain()
+    main()

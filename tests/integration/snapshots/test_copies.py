@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elastic_runtime import State
 from elastic_runtime.agent.snapshot_server import SnapshotServer
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.protocol.snapshot_requests import ENV_SNAPSHOTS, SnapshotMemory, write_key
 from elastic_runtime.worker import context as contexts
 from tests.checkpoints import with_outline
 from tests.ranks import run_ranks, values
+from tests.trained import cut_off, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,15 +48,20 @@ def _train(folder: Path, silent: list[int]) -> dict[str, Any]:
         server.close()
     path, heard = _remember(folder, server.port, f"machine {rank}")
     model = torch.nn.Sequential(*[torch.nn.Linear(5, 5) for _ in range(6)])
-    ckpt = Checkpointer(folder / "runs", {"model": model}, snapshot_every=1)
-    for _ in range(10):
-        time.sleep(0.03)  # on shorter steps the ranks agree more rarely
-        ckpt.step()
-        ckpt.wait()
+    state = State(model=model)
+    state.checkpoints(folder / "runs", snapshots=1)
+    with cut_off(state):
+        for _ in range(10):
+            time.sleep(0.03)  # on shorter steps the ranks agree more rarely
+            state.commit()
+            assert state._saver is not None
+            state._saver.wait()
     dist.barrier()
     files = sorted(file.name for file in path.glob("*/step-*/*"))
-    ckpt.resume()
-    ckpt.close()
+    again = State(model=model)
+    again.checkpoints(folder / "runs", snapshots=1)
+    with cut_off(again):
+        pass
     dist.barrier()
     return {"files": files, "heard": heard.text}
 
@@ -102,13 +108,14 @@ def _train_without(folder: Path) -> dict[str, Any]:
     """Goes on after the memory of one node has been taken away, as cleaners of /dev/shm do."""
     path, heard = _remember(folder, 9, "one machine")
     path.mkdir()
-    ckpt = Checkpointer(folder / "runs", {"a": 1}, snapshot_every=1)
-    if dist.get_rank() == 1:
-        path.rmdir()
-    for _ in range(10):
-        time.sleep(0.03)  # on shorter steps the ranks agree more rarely
-        ckpt.step()
-    ckpt.close()
+    state = State(a=1)
+    state.checkpoints(folder / "runs", snapshots=1)
+    with trained(state):
+        if dist.get_rank() == 1:
+            path.rmdir()
+        for _ in range(10):
+            time.sleep(0.03)  # on shorter steps the ranks agree more rarely
+            state.commit()
     return {"there": path.exists(), "heard": heard.text}
 
 

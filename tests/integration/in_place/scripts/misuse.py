@@ -69,11 +69,6 @@ def gives_what_cannot_be_read() -> None:
     elastic.run(lambda world: None, elastic.State(model=MODEL, odd=Unsavable()))
 
 
-def saves_a_part() -> None:
-    saver = elastic.Checkpointer(os.path.join(ARGS.folder, "saved"), {"other": nn.Linear(1, 1)})
-    elastic.run(lambda world: None, STATE, saver)
-
-
 def differs() -> None:
     rank = int(os.environ["RANK"])
     model = nn.Sequential(nn.Linear(2, 2 + rank))
@@ -90,40 +85,25 @@ def returns_early() -> None:
     elastic.run(train, STATE)
 
 
-def counts_as_well() -> None:
-    loader = elastic.DataLoader(range(64), 4, seed=1)
-    parts = {"model": MODEL, "loader": loader}
-    saver = elastic.Checkpointer(os.path.join(ARGS.folder, "saved"), parts)
-    state = elastic.State(**parts)
-
-    def train(world: elastic.World) -> None:
-        for step in loader.steps(epochs=1):
-            samples = [int(one) for piece in step for one in piece]
-            state.commit()
-            NOTES.say("step", world, step=state.step, samples=samples)
-            saver.step()  # as it was before elastic.run
-
-    elastic.run(train, state, saver)
-
-
-def _saver(name: str = "saved") -> elastic.Checkpointer:
-    return elastic.Checkpointer(os.path.join(ARGS.folder, name), {"model": MODEL})
+def _saved(name: str = "saved") -> str:
+    return os.path.join(ARGS.folder, name)
 
 
 def saves_beside() -> None:
-    best = _saver("best")
+    best = elastic.State(model=MODEL)
+    best.checkpoints(_saved("best"))
 
     def train(world: elastic.World) -> None:
         STATE.commit()
         best.save(sync=True)
 
-    elastic.run(train, STATE, _saver())
+    elastic.run(train, STATE)
 
 
 def saves_after() -> None:
-    saver = _saver()
-    elastic.run(lambda world: STATE.commit(), STATE, saver)
-    saver.save(sync=True)
+    STATE.checkpoints(_saved())
+    elastic.run(lambda world: STATE.commit(), STATE)
+    STATE.save(sync=True)
 
 
 def destroys_inside() -> None:
@@ -135,7 +115,8 @@ def never_commits() -> None:
         NOTES.say("trains", world)
         time.sleep(3600.0)
 
-    elastic.run(train, STATE, _saver())
+    STATE.checkpoints(_saved())
+    elastic.run(train, STATE)
 
 
 def connects_inside() -> None:
@@ -143,23 +124,20 @@ def connects_inside() -> None:
 
 
 def loads_before() -> None:
-    _saver().resume()
+    elastic.load(_saved(), STATE)
     elastic.run(lambda world: None, STATE)
 
 
 def ends_as_with_torchrun() -> None:
-    saver = _saver()
-
     def train(world: elastic.World) -> None:
         STATE.commit()
-        saver.save()
+        STATE.save()
 
-    elastic.run(train, STATE, saver)
-    saver.save(sync=True)  # it is saved
-    NOTES.say("ended", step=STATE.step, held=saver.saved_step)
+    STATE.checkpoints(_saved())
+    elastic.run(train, STATE)
+    NOTES.say("ended", step=STATE.step)
     destroy_process_group()
     dist.destroy_process_group()
-    saver.close()
 
 
 def fail_with_words_of_gloo() -> None:
@@ -188,8 +166,6 @@ ALONE = (
     optimizes_what_is_not_given,
     connects_before,
     runs_twice,
-    saves_a_part,
-    counts_as_well,
     saves_beside,
     saves_after,
     connects_inside,
