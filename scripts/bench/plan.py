@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 
-from elastic_runtime.checkpoint.format.tensor_memory import without_collection
 from elastic_runtime.checkpoint.format import dcp_metadata, metadata_reader, outline_file
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.description import Description
@@ -38,6 +37,7 @@ from elastic_runtime.checkpoint.format.manifest import OUTLINE, FileRecord, Mani
 from elastic_runtime.checkpoint.format.part_columns import PartColumns
 from elastic_runtime.checkpoint.format.rank_outline import EvenCut, Item, chunk_of, say, text_digest
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
+from elastic_runtime.checkpoint.format.tensor_memory import without_collection
 from elastic_runtime.checkpoint.save import file_writer
 from elastic_runtime.checkpoint.save.rank_share import WritePlans, agree
 from elastic_runtime.system.torch_formats import dcp_stored_item

@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 from elastic_runtime.agent.snapshot_server import SnapshotServer
-from elastic_runtime.checkpoint.entries.flat_state import Entries
-from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.load.load_run import LoadRun
 from elastic_runtime.checkpoint.snapshot.peer_reader import SnapshotSource
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
+from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.protocol.snapshot_requests import SnapshotMemory, write_key
 from elastic_runtime.worker.peers import Peers
 from scripts.bench.checkpoints.contest import Sample, Stage, local, timed

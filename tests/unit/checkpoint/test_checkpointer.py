@@ -1,4 +1,4 @@
-"""The checkpointer with one rank: what it refuses, what it takes, when it saves, what it shows."""
+"""Checkpoints of one rank: what is refused, when they are made, what is kept, what is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +15,19 @@ import pytest
 import torch
 from torch import nn
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+import elastic_runtime as elastic
+from elastic_runtime import State
 from elastic_runtime.checkpoint.format.manifest import CheckpointId
 from elastic_runtime.checkpoint.progress_display import ProgressDisplay
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
 from elastic_runtime.data.sampler import ElasticBatchSampler
-from elastic_runtime.errors import CheckpointError, UsageError
+from elastic_runtime.errors import CheckpointError, CheckpointUsageError, UsageError
 from elastic_runtime.events.checkpoint_events import CheckpointProgress
-from elastic_runtime.training.state import State
-from elastic_runtime.worker.context import WorkerContext, context
-from elastic_runtime.worker.peers import GlooGroups
+from elastic_runtime.worker.context import WorkerContext
 from tests.processes import PROGRAM_TIMEOUT
 from tests.ranks import entries_of, saves
+from tests.trained import cut_off, trained
+from tests.unit.checkpoint.states import save, state_in
 from tests.unit.programs import python
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def test_a_bad_directory_is_found_before_the_first_step(tmp_path: Path) -> None:
     file = tmp_path / "runs"
     file.write_text("precious")
     for every in (None, 10):
-        with pytest.raises(CheckpointError, match=str(file)):
-            Checkpointer(file, {"a": 1}, every=every).resume()
+        with pytest.raises(CheckpointError, match=str(file)), trained(state_in(file, every=every)):
+            pass
     assert file.read_text() == "precious"
 
 
@@ -50,99 +50,111 @@ def test_a_job_that_was_not_connected_is_told_so(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match=r"WORLD_SIZE=4.*init_process_group"):
-        Checkpointer(tmp_path, {"a": 1}).resume()
+        elastic.load(tmp_path, State(a=1))
 
 
 def test_nothing_there_means_step_0(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path / "new", {"a": 1})
-    ckpt.steps = 7
-    assert ckpt.resume() == 0
-    assert ckpt.load(None) is None
-    assert ckpt.steps == 7
+    state = state_in(tmp_path / "new")
+    with cut_off(state):
+        assert (state.step, state.a) == (0, 1)
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    ("entries", "options", "message"),
+    ("settings", "message"),
     [
-        ([1], {}, r"entries of a Checkpointer go by name.* list"),
-        ({1: 2}, {}, "1 is none"),
-        ({"a": 1}, {"on_save_error": "ignore"}, "on_save_error='ignore' is not understood"),
-        ({"a": 1}, {"keep": True}, "keep="),
+        ({"on_error": "ignore"}, "on_error='ignore' is not understood"),
+        ({"keep": True}, "keep="),
+        ({"snapshots": "often"}, "snapshots='often'"),
     ],
 )
-def test_wrong_arguments_are_refused(
-    tmp_path: Path, entries: Any, options: dict[str, Any], message: str
+def test_settings_that_mean_nothing_are_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        Checkpointer(tmp_path, entries, **options)
+    state = State(a=1)
+    with pytest.raises(CheckpointUsageError, match=message):
+        state.checkpoints(tmp_path, **settings)
+    state.checkpoints(tmp_path)  # nothing of the first call has stayed
+    with pytest.raises(UsageError, match="called before; a State is saved to one place"):
+        state.checkpoints(tmp_path)
 
 
 def test_memory_of_one_process_is_no_place_for_a_job_with_an_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ckpt = Checkpointer("memory://nowhere", {"a": 1})
-    assert ckpt.resume() == 0, "one process may use it"
-    ckpt.close()
+    save("memory://nowhere")
+    assert elastic.load("memory://nowhere", State(a=0)) == 1, "one process may use it"
     monkeypatch.setattr(WorkerContext, "has_agent", True)
-    worker = Checkpointer("memory://nowhere", {"a": 1})
     with pytest.raises(CheckpointError, match="choose a place that all nodes share"):
-        worker.resume()
-    worker.close()
+        save("memory://nowhere")
 
 
 def test_it_saves_every_so_many_steps_and_keeps_the_last(tmp_path: Path) -> None:
-    def checkpointer() -> tuple[Checkpointer, ElasticBatchSampler]:
+    def job() -> tuple[State, ElasticBatchSampler]:
         sampler = ElasticBatchSampler(64, 1, rank=0, world=1)
-        return Checkpointer(tmp_path, {"data": sampler}, every="3 steps", keep=2), sampler
+        return state_in(tmp_path, {"data": sampler}, every="3 steps", keep=2), sampler
 
-    ckpt, _ = checkpointer()
-    assert ckpt.resume() == 0
-    for _ in range(10):
-        ckpt.step()
-    ckpt.save()
-    ckpt.save()
-    ckpt.close()
+    state, _ = job()
+    with trained(state):
+        for _ in range(10):
+            state.commit()
+        state.save()
+        state.save()
     assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
 
-    ckpt, sampler = checkpointer()
-    assert ckpt.resume() == 10
-    assert (sampler.cursor, ckpt.steps) == (10, 10)
-    ckpt.save()  # it is on disk already
-    assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
-    ckpt.step()
-    ckpt.step()
-    ckpt.wait()
+    state, sampler = job()
+    with trained(state):
+        assert (state.step, sampler.cursor) == (10, 10)
+        state.save()  # it is on disk already
+        assert saves(tmp_path) == ["step-10.term-1", "step-9.term-1"]
+        state.commit()
+        state.commit()
     assert saves(tmp_path) == ["step-10.term-1", "step-12.term-2"]
+
+
+def test_some_of_the_older_ones_may_be_kept_for_ever(tmp_path: Path) -> None:
+    state = state_in(tmp_path, every=1, sync=True, keep=1, keep_every=3)
+    with trained(state):
+        for _ in range(8):
+            state.commit()
+    kept = [f"step-{step}.term-1" for step in (3, 6, 8)]
+    assert saves(tmp_path) == kept
+
+
+def test_the_last_state_is_saved_unless_training_ends_with_an_error(tmp_path: Path) -> None:
+    state = state_in(tmp_path)
+    with pytest.raises(ValueError, match="a fault"), trained(state):
+        state.commit()
+        raise ValueError("a fault")
+    assert not tmp_path.exists() or saves(tmp_path) == []
+    save(tmp_path)
+    assert saves(tmp_path) == ["step-1.term-1"]
+
+
+def test_after_the_end_nothing_can_be_saved(tmp_path: Path) -> None:
+    state = state_in(tmp_path)
+    with trained(state):
+        state.commit()
+    with pytest.raises(UsageError, match=r"save\(\) needs .*connected ranks"):
+        state.save()
 
 
 _PLAIN = """
 import os, signal, sys
-from elastic_runtime import Checkpointer
-ckpt = Checkpointer(sys.argv[1], {"a": 1})
-ckpt.resume()
-for step in range(1000):
-    if step == 4:
-        os.kill(os.getpid(), signal.SIGTERM)
-    ckpt.step()
+import elastic_runtime as elastic
+state = elastic.State(a=1)
+state.checkpoints(sys.argv[1])
+with state.resumed():
+    for step in range(1000):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        state.commit()
 """
 
 
 def test_a_plain_process_saves_when_it_is_terminated(tmp_path: Path) -> None:
     assert python("-c", _PLAIN, tmp_path).returncode == 128 + signal.SIGTERM
     assert saves(tmp_path) == ["step-5.term-1"]
-
-
-def test_going_back_in_the_middle_of_a_run_begins_a_new_term(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1}, every=1, sync=True)
-    for _ in range(3):
-        ckpt.step()
-    (tmp_path / "step-3.term-1" / "rank-0.distcp").write_bytes(b"damaged")
-    assert ckpt.resume() == 2
-    ckpt.step()
-    ckpt.close()
-    assert saves(tmp_path)[-1] == "step-3.term-2"
-    assert Checkpointer(tmp_path, {"a": 1}).resume() == 3
 
 
 def test_an_interrupted_save_leaves_nothing_in_the_way(
@@ -152,81 +164,70 @@ def test_an_interrupted_save_leaves_nothing_in_the_way(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    ckpt = Checkpointer(tmp_path, {"a": 1})
-    ckpt.step()
-    monkeypatch.setattr(LocalWriter, "sync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        ckpt.save(sync=True)
-    assert saves(tmp_path) == []
-    ckpt.save(sync=True)
-    ckpt.close()
-    assert Checkpointer(tmp_path, {"a": 1}).resume() == 1
+    state = state_in(tmp_path)
+    with cut_off(state):
+        state.commit()
+        monkeypatch.setattr(LocalWriter, "sync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            state.save(sync=True)
+        assert saves(tmp_path) == []
+        state.save(sync=True)
+    assert elastic.load(tmp_path, State(a=0)) == 1
 
 
 def test_what_is_newer_than_what_was_resumed_is_set_aside_and_never_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Older ones serve while newer ones cannot be read; those are whole again later."""
-    entries: dict[str, Any] = {"a": 0}
-    ckpt = Checkpointer(tmp_path, entries, every=1, sync=True)
-    for entries["a"] in range(1, 5):
-        ckpt.step()
+    state = state_in(tmp_path, every=1, sync=True)
+    with cut_off(state):
+        for _ in range(4):
+            state.commit()
     hidden = [tmp_path / f"step-{step}.term-1" / "rank-0.distcp" for step in (3, 4)]
     for shard in hidden:
         shard.rename(shard.with_name("away"))
-    ckpt = Checkpointer(tmp_path, entries, every=1, keep=1, sync=True)
-    assert ckpt.resume() == 2
-    for shard in hidden:
-        shard.with_name("away").rename(shard)
-    for _ in range(4):
-        ckpt.step()
+    state = state_in(tmp_path, every=1, keep=1, sync=True)
+    with cut_off(state):
+        assert state.step == 2
+        for shard in hidden:
+            shard.with_name("away").rename(shard)
+        for _ in range(4):
+            state.commit()
     assert saves(tmp_path) == ["step-3.term-1", "step-4.term-1", "step-6.term-2"]
     asides = [name for name in entries_of(tmp_path) if name.startswith("aside.")]
     assert asides == ["aside.step-3.term-1", "aside.step-4.term-1"]
     assert caplog.text.count("continued from step-2.term-1") == 2
-    assert Checkpointer(tmp_path, entries).resume() == 6
+    assert elastic.load(tmp_path, State(a=0)) == 6
 
 
 def test_nothing_that_a_writer_left_behind_finishes_is_deleted(tmp_path: Path) -> None:
     """It had begun before it was left behind, and its manifest comes late."""
-    entries: dict[str, Any] = {"a": 1}
-    slow = Checkpointer(tmp_path, entries, every=1, sync=True)
-    slow.step()
-    newer = Checkpointer(tmp_path, entries, every=1, keep=1, sync=True)
-    assert newer.resume() == 1
-    newer.step()
-    late = tmp_path / "step-9.term-1"
-    shutil.copytree(tmp_path / "step-2.term-2", late)
-    manifest = LocalStorage(tmp_path).read_manifest(CheckpointId(2, 2))
-    assert manifest is not None
-    (late / "MANIFEST.json").write_bytes(replace(manifest, step=9, term=1).encode())
-    newer.step()
-    newer.step()
+    save(tmp_path)
+    newer = state_in(tmp_path, every=1, keep=1, sync=True)
+    with cut_off(newer):
+        newer.commit()
+        late = tmp_path / "step-9.term-1"
+        shutil.copytree(tmp_path / "step-2.term-2", late)
+        manifest = LocalStorage(tmp_path).read_manifest(CheckpointId(2, 2))
+        assert manifest is not None
+        (late / "MANIFEST.json").write_bytes(replace(manifest, step=9, term=1).encode())
+        newer.commit()
+        newer.commit()
     assert saves(tmp_path) == ["step-4.term-2", "step-9.term-1"]
     assert (tmp_path / "aside.step-9.term-1").exists()
 
 
-def test_who_was_left_behind_and_has_asked_saves_again(tmp_path: Path) -> None:
-    first: dict[str, Any] = {"a": 1}
-    behind = Checkpointer(tmp_path, first, every=1, sync=True)
-    behind.step()
-    newer = Checkpointer(tmp_path, {"a": 2}, every=1, sync=True)
-    newer.resume()
-    newer.step()
-    with pytest.raises(CheckpointError, match="term 2"):
-        behind.step()
-    assert behind.resume() == 2
-    behind.step()
-    assert saves(tmp_path)[-1] == "step-3.term-3"
-
-
-def test_another_thread_may_close_it(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path, {"a": 1})
-    ckpt.step()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(ckpt.close).result()
-    ckpt.close()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_who_was_left_behind_is_told_so_and_saves_again_when_it_is_restarted(
+    tmp_path: Path,
+) -> None:
+    behind = state_in(tmp_path, every=1, sync=True)
+    with cut_off(behind):
+        behind.commit()
+        save(tmp_path, {"a": 2})
+        with pytest.raises(CheckpointError, match="term 2"):
+            behind.commit()
+    save(tmp_path)
+    assert saves(tmp_path) == ["step-1.term-1", "step-2.term-2", "step-3.term-3"]
 
 
 def test_a_term_that_was_taken_in_vain_is_in_nobodys_way(
@@ -236,86 +237,14 @@ def test_a_term_that_was_taken_in_vain_is_in_nobodys_way(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    ckpt = Checkpointer(tmp_path, {"a": 1})
-    ckpt.save(sync=True)
-    ckpt.resume()
-    ckpt.step()
-    monkeypatch.setattr(LocalStorage, "_forget", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        ckpt.save(sync=True)
-    ckpt.save(sync=True)
-    ckpt.close()
-    assert saves(tmp_path) == ["step-0.term-1", "step-1.term-3"]
-
-
-def test_a_script_that_counts_no_steps_is_told_so(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path, {"model": nn.Linear(2, 1)})
-    ckpt.save()
-    ckpt.save(sync=True)  # of the same state: it is made durable
-    with pytest.raises(UsageError, match=r"step 0.*call step\(\)"):
-        ckpt.save()
-    ckpt.step()
-    ckpt.save()
-    ckpt.save()
-    ckpt.close()
-    assert saves(tmp_path) == ["step-0.term-1", "step-1.term-1"]
-
-
-def attached(tmp_path: Path, **entries: Any) -> Checkpointer:
-    """One that ``elastic.run`` was given, in a world of one rank."""
-    ckpt = Checkpointer(tmp_path, entries)
-    nobody: Any = None
-    ckpt.attach(State(**entries), GlooGroups(nobody, lambda: nobody, lambda: False))
-    return ckpt
-
-
-def test_what_elastic_run_counts_the_script_does_not_count_as_well(tmp_path: Path) -> None:
-    sampler = ElasticBatchSampler(64, 4, rank=0, world=1)
-    ckpt = attached(tmp_path, sampler=sampler)
-    with pytest.raises(UsageError, match=r"step\(\) was called .* remove it"):
-        ckpt.step()
-    with pytest.raises(UsageError, match=r"resume\(\) was called .* remove it"):
-        ckpt.resume()
-    with pytest.raises(UsageError, match=r"steps was set .* remove it"):
-        ckpt.steps = 3
-    assert (ckpt.steps, sampler.cursor) == (0, 0)
-    ckpt.count(1)
-    ckpt.save(sync=True)
-    ckpt.close()
-    assert saves(tmp_path) == ["step-1.term-1"]
-
-
-def test_one_that_elastic_run_was_not_given_is_refused_while_it_runs(tmp_path: Path) -> None:
-    best = Checkpointer(tmp_path, {"model": nn.Linear(2, 1)})
-    best.save(sync=True)
-    with context().running_in_place():
-        for use in (best.save, best.step, best.resume):
-            with pytest.raises(UsageError, match=r"was not given it.*torch\.save"):
-                use()
-    best.step()
-    best.close()
-
-
-def test_a_save_after_the_end_is_none_or_an_error(tmp_path: Path) -> None:
-    ckpt = attached(tmp_path, model=nn.Linear(2, 1))
-    ckpt.count(1)
-    ckpt.save()
-    ckpt.wait()
-    ckpt.detach()
-    ckpt.save(sync=True)  # it is there
-    assert saves(tmp_path) == ["step-1.term-1"]
-    with pytest.raises(UsageError, match="remove it"):
-        ckpt.steps = 2
-    ckpt.count(2)
-    with pytest.raises(UsageError, match=r"step 2 is not saved.*inside train"):
-        ckpt.save()
-    ckpt.close()
-
-
-def test_it_says_where_it_saves_what(tmp_path: Path) -> None:
-    ckpt = Checkpointer(tmp_path / "run", {"model": nn.Linear(1, 1), "epoch": 0})
-    ckpt.steps = 7
-    assert repr(ckpt) == f"Checkpointer('{tmp_path}/run': model, epoch; step 7)"
+    save(tmp_path)
+    state = state_in(tmp_path)
+    with trained(state):
+        state.commit()
+        monkeypatch.setattr(LocalStorage, "_forget", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            state.save(sync=True)
+    assert saves(tmp_path) == ["step-1.term-1", "step-2.term-3"]
 
 
 # What is stored is plain DCP, and tensors of every kind come back
@@ -324,8 +253,8 @@ def test_it_says_where_it_saves_what(tmp_path: Path) -> None:
 def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
     model = nn.Module()
     model.register_buffer("tensor", torch.zeros(1_000_000)[:10])
-    Checkpointer(tmp_path, {"best": 1, "model": model}).save(sync=True)
-    assert (tmp_path / "step-0.term-1" / "rank-0.distcp").stat().st_size < 10_000
+    save(tmp_path, {"best": 1, "model": model, "generators": False})
+    assert (tmp_path / "step-1.term-1" / "rank-0.distcp").stat().st_size < 10_000
 
 
 # Long work says how far it has come; short work says nothing

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from elastic_runtime.checkpoint.entries.flat_state import Entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+import elastic_runtime as elastic
+from elastic_runtime import State
 from elastic_runtime.checkpoint.format.chunks import Chunk
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.format.stored_items import StoredTensor
@@ -26,14 +28,18 @@ from elastic_runtime.checkpoint.load.newest_state import (
 )
 from elastic_runtime.checkpoint.load.part_reader import TensorTarget
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage
-from elastic_runtime.errors import CheckpointError, CheckpointUsageError, DamagedCheckpoint
+from elastic_runtime.errors import (
+    CheckpointError,
+    CheckpointUsageError,
+    DamagedCheckpoint,
+    NoCheckpoint,
+)
 from elastic_runtime.limits import MAX_LISTED_PARTS
-from elastic_runtime.parts.per_rank import RankPosition
-from elastic_runtime.parts.tensor_memory import bytes_of
-from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.recovery.recovery_source import StateVersion
 from tests.checkpoints import sharded, write
 from tests.ranks import saves
+from tests.trained import cut_off, trained
+from tests.unit.checkpoint.states import save, state_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,40 +47,33 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.format.stored_items import Stored
 
-HERE = RankPosition()
-
 
 class Saved:
-    """A checkpoint of a model with one weight, and of a number."""
+    """A checkpoint of a model with one weight, and of a number; and a State to load it into."""
 
     def __init__(self, path: Path) -> None:
-        self.storage = LocalStorage(path)
-        self.storage.prepare()
-        self.model = torch.nn.Linear(2, 1, bias=False)
-        state = Entries({"model": self.model, "count": 7}).state(0)
-        self.which: CheckpointId = write(self.storage, [state])
-        self.mine = torch.nn.Linear(2, 1, bias=False)
+        self.path = path
+        self.model = nn.Linear(2, 1, bias=False)
+        save(path, {"model": self.model, "count": 7, "generators": False})
+        self.folder = path / "step-1.term-1"
+        self.file = self.folder / "rank-0.distcp"
+        self.mine = nn.Linear(2, 1, bias=False)
         self.before = self.mine.weight.detach().clone()
-        self.entries: dict[str, Any] = {"model": self.mine, "count": 1}
+        self.state = State(model=self.mine, count=1)
 
-    def load(self, **options: Any) -> LoadRun:
-        return LoadRun(self.storage, self.which, Entries(self.entries), HERE, **options)
-
-    @property
-    def file(self) -> Path:
-        return self.storage.path / self.which.name / "rank-0.distcp"
+    def load(self, **options: Any) -> int:
+        return elastic.load(self.path, self.state, **options)
 
     @property
     def untouched(self) -> bool:
-        return bool(torch.equal(self.mine.weight, self.before)) and self.entries["count"] == 1
+        return bool(torch.equal(self.mine.weight, self.before)) and self.state.count == 1
 
     def damage(self, part: str) -> None:
-        """Flips a bit of the tensor or of the value; the size stays."""
-        content = bytearray(self.file.read_bytes())
+        """Flips a bit of the tensor or of a value; the size stays."""
+        content = self.file.read_bytes()
         weight = content.index(self.model.weight.detach().numpy().tobytes())
         value = content.rindex(b"PK")  # torch writes archives
-        content[weight if part == "tensor" else value] ^= 1
-        self.file.write_bytes(content)
+        flip(self.file, weight if part == "tensor" else value)
 
 
 @pytest.fixture
@@ -82,32 +81,30 @@ def saved(tmp_path: Path) -> Saved:
     return Saved(tmp_path / "runs")
 
 
+def flip(file: Path, place: int | None = None) -> None:
+    """Changes a byte of a file; None: in its middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    file.write_bytes(content)
+
+
 def test_everything_comes_back(saved: Saved) -> None:
-    told: list[str] = []
-    loaded = saved.load().run(Peers(), lambda: told.append("overwriting"))
+    assert saved.load() == 1
     assert torch.equal(saved.mine.weight, saved.model.weight)
-    assert (saved.entries["count"], told) == (7, ["overwriting"])
-    assert (loaded.missing, loaded.surplus, loaded.reset) == ((), (), ())
+    assert (saved.state.count, saved.state.step) == (7, 1)
 
 
-@pytest.mark.parametrize("careful", [True, False])
-def test_damage_changes_nothing_where_the_state_may_still_be_used(
-    saved: Saved, careful: bool
-) -> None:
+def test_a_damaged_tensor_is_no_state(saved: Saved) -> None:
     saved.damage("tensor")
-    told: list[str] = []
     with pytest.raises(DamagedCheckpoint, match=r"rank-0\.distcp"):
-        saved.load(careful=careful).run(Peers(), lambda: told.append("overwriting"))
-    assert told == ([] if careful else ["overwriting"])
-    assert saved.entries["count"] == 1
-    if careful:
-        assert saved.untouched
+        saved.load()
+    assert (saved.state.count, saved.state.step) == (1, 0)
 
 
 def test_no_tensor_is_touched_before_all_values_are_known_to_be_good(saved: Saved) -> None:
     saved.damage("value")
     with pytest.raises(DamagedCheckpoint):
-        saved.load().run(Peers())
+        saved.load()
     assert saved.untouched
 
 
@@ -115,36 +112,55 @@ def test_a_file_of_another_size_is_seen_before_anything_is_read(saved: Saved) ->
     size = saved.file.stat().st_size
     saved.file.write_bytes(b"short")
     with pytest.raises(DamagedCheckpoint, match=f"damaged: 5 bytes instead of {size}"):
-        saved.load().prepare()
+        saved.load()
     saved.file.unlink()
     with pytest.raises(DamagedCheckpoint, match=r"rank-0\.distcp is missing"):
-        saved.load().prepare()
+        saved.load()
+    assert saved.untouched
 
 
-def test_a_checkpoint_that_is_deleted_meanwhile_is_said_to_be_gone(saved: Saved) -> None:
-    load = saved.load()
-    load.prepare()
-    manifest = saved.storage.read_manifest(saved.which)
-    assert manifest is not None
-    saved.storage.remove(manifest)
+def test_a_checkpoint_that_is_deleted_meanwhile_is_said_to_be_gone(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = LoadRun.read
+
+    def deleted_before(run: LoadRun) -> Any:
+        shutil.rmtree(saved.folder)
+        return read(run)
+
+    monkeypatch.setattr(LoadRun, "read", deleted_before)
     with pytest.raises(DamagedCheckpoint, match="was deleted while it was being read"):
-        load.read()
+        saved.load()
 
 
-def test_other_keys_are_an_error_unless_they_are_allowed(saved: Saved) -> None:
-    del saved.entries["count"]
-    saved.entries["other"] = 3
-    with pytest.raises(CheckpointError, match="other"):
-        saved.load().run(Peers())
-    loaded = saved.load(strict=False).run(Peers())
-    assert (loaded.missing, loaded.surplus) == (("other",), ("count",))
+def test_a_step_that_is_not_there_is_told_with_those_that_are(saved: Saved) -> None:
+    with pytest.raises(NoCheckpoint, match=r"not a checkpoint of step 9 in .*steps there: 1$"):
+        saved.load(step=9)
+    assert saved.load(step=1) == 1
+
+
+def test_other_keys_are_an_error_unless_they_are_allowed(
+    saved: Saved, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    more, before = nn.Linear(1, 1, bias=False), 0.25
+    nn.init.constant_(more.weight, before)
+    saved.state = State(more=more, other=3, model=saved.mine)
+    missing = r"it lacks elastic_runtime\.values\.other, more\.weight;"
+    with pytest.raises(CheckpointUsageError, match=missing):
+        saved.load()
+    assert saved.load(strict=False) == 1
     assert torch.equal(saved.mine.weight, saved.model.weight)
+    assert (saved.state.other, more.weight.item()) == (3, before)
 
-
-def test_a_checkpoint_of_another_program_is_refused_although_keys_may_differ(saved: Saved) -> None:
-    saved.entries = {"other": 3}
-    with pytest.raises(CheckpointUsageError, match="belongs to another one"):
-        saved.load(strict=False).run(Peers())
+    state = state_in(saved.path, {"more": more})
+    with pytest.raises(CheckpointUsageError, match=r"it also has model\.weight;"), trained(state):
+        pass
+    state = state_in(saved.path, {"more": more, "model": saved.mine})
+    with cut_off(state, strict=False):
+        assert state.step == 1
+    assert "checkpoint.partly" in caplog.text
+    assert "'missing': ['more.weight']" in caplog.text
 
 
 # Parts of a checkpoint come back where they are wanted, in any world, or the damage is named
@@ -160,8 +176,7 @@ def numbers(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    raw = [bytes(bytes_of(tensor.contiguous())) for tensor in (one, other)]
-    return one.shape == other.shape and raw[0] == raw[1]
+    return one.shape == other.shape and bool(one.tolist() == other.tolist())
 
 
 def held_by(whole: torch.Tensor, dim: int | None, world: int) -> list[dict[str, Any]]:
@@ -291,86 +306,96 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 
 
 def test_the_newest_term_wins_over_a_higher_step(tmp_path: Path) -> None:
-    behind = Checkpointer(tmp_path, {"who": "first"}, every=1, sync=True)
-    for _ in range(3):
-        behind.step()
-    newer = Checkpointer(tmp_path, {"who": "second"}, every=1, sync=True)
-    newer.steps = 1
-    newer.step()
-    with pytest.raises(CheckpointError, match="term 2"):
-        behind.step()
-    third: dict[str, Any] = {"who": ""}
-    assert Checkpointer(tmp_path, third).resume() == 2
-    assert third["who"] == "second"
+    behind = state_in(tmp_path, {"who": "first"}, every=1, sync=True)
+    with cut_off(behind):
+        for _ in range(3):
+            behind.commit()
+        hidden = [tmp_path / f"step-{step}.term-1" / "rank-0.distcp" for step in (2, 3)]
+        for file in hidden:
+            file.rename(file.with_name("away"))
+        newer = state_in(tmp_path, {"who": ""})
+        with trained(newer):
+            assert (newer.step, newer.who) == (1, "first")
+            newer.who = "second"
+            newer.commit()
+        for file in hidden:
+            file.with_name("away").rename(file)
+        with pytest.raises(CheckpointError, match="term 2"):
+            behind.commit()
+    third = state_in(tmp_path, {"who": ""})
+    with cut_off(third):
+        assert (third.step, third.who) == (2, "second")
     steps = ["step-1.term-1", "step-2.term-1", "step-2.term-2", "step-3.term-1"]
     assert saves(tmp_path) == steps
-
-
-def flip(file: Path, place: int | None = None) -> None:
-    """Changes a byte of a file; None: in its middle."""
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2 if place is None else place] ^= 1
-    file.write_bytes(content)
 
 
 def test_damage_is_named_and_the_next_older_one_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entries: dict[str, Any] = {"a": 0}
-    ckpt = Checkpointer(tmp_path, entries, every=1, sync=True)
-    for value in (1, 2, 3):
-        entries["a"] = value
-        ckpt.step()
+    parts = {"a": 0, "generators": False}
+    state = state_in(tmp_path, parts, every=1, sync=True)
+    with cut_off(state):
+        for state.a in (1, 2, 3):
+            state.commit()
     flip(tmp_path / "step-3.term-1" / "rank-0.distcp")
     (tmp_path / "step-2.term-1" / "rank-0.distcp").unlink()
-    loaded: dict[str, Any] = {"a": 0}
-    assert Checkpointer(tmp_path, loaded).resume() == 1
-    assert loaded == {"a": 1}
+    assert elastic.load(tmp_path, State(a=0)) == 1
+    state = state_in(tmp_path, parts)
+    with cut_off(state):
+        assert (state.step, state.a) == (1, 1)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "step-3.term-1/rank-0.distcp" in told[0]
     assert "step-2.term-1/rank-0.distcp" in told[1]
 
 
 def test_a_job_with_only_damaged_checkpoints_does_not_start_anew(tmp_path: Path) -> None:
-    Checkpointer(tmp_path, {"a": 1}).save(sync=True)
-    (tmp_path / "step-0.term-1" / "MANIFEST.json").write_text("{}")
+    save(tmp_path)
+    (tmp_path / "step-1.term-1" / MANIFEST).write_text("{}")
     with pytest.raises(DamagedCheckpoint, match=r"no checkpoint .* is whole"):
-        Checkpointer(tmp_path, {"a": 1}).resume()
+        save(tmp_path)
+    with pytest.raises(DamagedCheckpoint):
+        elastic.load(tmp_path, State(a=0))
 
 
 def test_nothing_of_a_damaged_checkpoint_stays_in_what_an_older_one_lacks(tmp_path: Path) -> None:
-    def model(*sizes: int) -> nn.Module:
+    def model(*sizes: int) -> nn.Sequential:
         return nn.Sequential(*(nn.Linear(size, size) for size in sizes))
 
-    Checkpointer(tmp_path, {"model": model(2)}).save(sync=True)
+    save(tmp_path, {"model": model(2)})
     grown = model(2, 50)
-    ckpt = Checkpointer(tmp_path, {"model": grown})
-    assert ckpt.resume(strict=False) == 0
-    ckpt.steps = 1
-    ckpt.save(sync=True)
-    shard = tmp_path / "step-1.term-2" / "rank-0.distcp"
-    flip(shard, shard.read_bytes().index(bytes(bytes_of(grown[1].weight.detach()))) + 100)
+    state = state_in(tmp_path, {"model": grown})
+    with trained(state, strict=False):
+        assert state.step == 1
+        state.commit()
+    shard = tmp_path / "step-2.term-2" / "rank-0.distcp"
+    flip(shard, shard.read_bytes().index(grown[1].weight.detach().numpy().tobytes()) + 100)
     fresh = model(2, 50)
     before = fresh[1].weight.detach().clone()
-    assert Checkpointer(tmp_path, {"model": fresh}).resume(strict=False) == 0
+    state = state_in(tmp_path, {"model": fresh})
+    with cut_off(state, strict=False):
+        assert state.step == 1
     assert torch.equal(fresh[1].weight, before)
 
 
 def test_what_is_in_memory_is_touched_by_nothing_that_is_not_newer_and_whole(
     tmp_path: Path,
 ) -> None:
-    model, other = nn.Linear(40, 40), nn.Linear(40, 40)
-    ckpt = Checkpointer(tmp_path, {"model": model}, every=1, sync=True)
-    for _ in range(3):
-        ckpt.step()
-    flip(tmp_path / "step-3.term-1" / "rank-0.distcp")
-    before = other.weight.detach().clone()
-    again = Checkpointer(tmp_path, {"model": other})
-    assert again.load(StateVersion(1, 2)) is None, "the newer one is damaged, the other not newer"
-    assert again.load(StateVersion(2, 0)) is None, "of a newer term than all that is there"
-    assert torch.equal(other.weight, before)
-    assert again.load(StateVersion(1, 1)) == StateVersion(1, 2)
-    assert torch.equal(other.weight, model.weight)
+    """As a rank in place looks for what is newer than its memory."""
+    model = nn.Linear(40, 40)
+    state = state_in(tmp_path, {"model": model}, every=1, sync=True)
+    with cut_off(state):
+        for step in (1, 2, 3):
+            nn.init.constant_(model.weight, step)
+            state.commit()
+        flip(tmp_path / "step-3.term-1" / "rank-0.distcp")
+        nn.init.constant_(model.weight, 9)
+        saver = state._saver
+        assert saver is not None
+        assert saver.load(StateVersion(1, 2)) is None, "the newer one is damaged, the other older"
+        assert saver.load(StateVersion(2, 0)) is None, "of a newer term than all that is there"
+        assert model.weight.eq(9).all()
+        assert saver.load(StateVersion(1, 1)) == StateVersion(1, 2)
+        assert model.weight.eq(2).all()
 
 
 # Which state a job goes on from, and which node has what

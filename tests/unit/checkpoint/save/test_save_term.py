@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
 from elastic_runtime.checkpoint.save.background_thread import Abandoned
 from elastic_runtime.checkpoint.save.save_term import SaveTerm
@@ -18,6 +17,8 @@ from elastic_runtime.checkpoint.storage import local_storage
 from elastic_runtime.errors import CheckpointUsageError, Superseded
 from elastic_runtime.worker.context import WorkerContext
 from tests.ranks import entries_of, saves
+from tests.trained import trained
+from tests.unit.checkpoint.states import state_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,8 +137,7 @@ def test_a_term_that_comes_too_late_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread of a save that was left behind stood still while it took one."""
-    ckpt = Checkpointer(tmp_path, {"a": torch.zeros(8)})
-    save_term, errors = ckpt._executor.term, list[BaseException]()
+    errors = list[BaseException]()
     reached, go = threading.Event(), threading.Event()
     take = local_storage.LocalStorage.take_term
 
@@ -148,22 +148,26 @@ def test_a_term_that_comes_too_late_is_not_taken(
             assert go.wait(60)
         return term
 
-    def save() -> None:
-        try:
-            save_term.create(10, ["a"])
-        except BaseException as error:
-            errors.append(error)
-
     monkeypatch.setattr(local_storage.LocalStorage, "take_term", late)
-    old = threading.Thread(target=save, name="old")
-    old.start()
-    assert reached.wait(60)
-    save_term.detach()
-    ckpt.steps = 20
-    ckpt.save(sync=True)
-    go.set()
-    old.join(60)
-    assert [type(error).__name__ for error in errors] == ["Abandoned"]
-    ckpt.steps = 21
-    ckpt.save(sync=True)
-    assert saves(tmp_path) == ["step-20.term-2", "step-21.term-2"]
+    state = state_in(tmp_path, {"a": torch.zeros(8)})
+    with trained(state):
+        saver: Any = state._saver
+        save_term = saver._executor.term
+
+        def save() -> None:
+            try:
+                save_term.create(10, ["a"])
+            except BaseException as error:
+                errors.append(error)
+
+        old = threading.Thread(target=save, name="old")
+        old.start()
+        assert reached.wait(60)
+        save_term.detach()
+        state.commit()
+        state.save(sync=True)
+        go.set()
+        old.join(60)
+        assert [type(error).__name__ for error in errors] == ["Abandoned"]
+        state.commit()
+    assert saves(tmp_path) == ["step-1.term-2", "step-2.term-2"]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
+import elastic_runtime as elastic
 from elastic_runtime.checkpoint.format.manifest import CheckpointId, FileRecord
 from elastic_runtime.checkpoint.save import file_writer, staging
 from elastic_runtime.checkpoint.save.file_writer import WRITE_SIZE, section, with_parts, write_file
@@ -26,6 +26,8 @@ from elastic_runtime.checkpoint.save.staging import (
 )
 from elastic_runtime.checkpoint.storage.local_storage import LocalStorage, LocalWriter
 from elastic_runtime.errors import CheckpointError
+from tests.trained import cut_off
+from tests.unit.checkpoint.states import state_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,28 +126,28 @@ def test_optimizers_wait_for_the_copies_and_nothing_else_does(tmp_path: Path) ->
         optim.step()
 
     train()
-    entries = {"model": model, "optim": optim, "average": average}
-    ckpt = Checkpointer(tmp_path, entries)
-    ckpt._executor._memory._make_copies = lambda tensors: copies
-    ckpt.steps = 1
-    ckpt.save()
-    expected = {k: v.clone() for k, v in model.state_dict().items()}
-    momentum = [optim.state[p]["momentum_buffer"].clone() for p in model.parameters()]
-    # 4 parameters and their momentum may wait; 3 statistics and the average may not.
-    assert copies.log == ["5 at once", "8 late"]
-    train()
-    with torch.no_grad():
-        average.weight.zero_()
-    copies.release.set()
-    ckpt.close()
+    state = state_in(tmp_path, {"model": model, "optim": optim, "average": average})
+    with cut_off(state):
+        state.commit()
+        saver: Any = state._saver
+        saver._executor._memory._make_copies = lambda tensors: copies
+        state.save()
+        expected = {k: v.clone() for k, v in model.state_dict().items()}
+        momentum = [optim.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+        # 4 parameters and their momentum may wait; 3 statistics and the average may not.
+        assert copies.log == ["5 at once", "8 late"]
+        train()
+        with torch.no_grad():
+            average.weight.zero_()
+        copies.release.set()
+        saver.wait()
     assert not torch.equal(model.state_dict()["0.weight"], expected["0.weight"])
 
-    Checkpointer(tmp_path, entries).resume()
+    assert elastic.load(tmp_path, state) == 1
     assert all(torch.equal(v, expected[k]) for k, v in model.state_dict().items())
     found = [optim.state[p]["momentum_buffer"] for p in model.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(found, momentum, strict=True))
     assert average.weight.abs().sum() > 0
-    train()  # the hook is gone with the checkpointer
 
 
 # A file is written in large batches, with a checksum for each part and one for all

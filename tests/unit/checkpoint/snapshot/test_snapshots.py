@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_runtime.agent.snapshot_server import SnapshotServer
-from elastic_runtime.checkpoint.checkpointer import Checkpointer
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId, Manifest
 from elastic_runtime.checkpoint.save.rank_share import FileContent
@@ -37,9 +36,13 @@ from elastic_runtime.worker.agreement import Foreseen, Wish
 from elastic_runtime.worker.peers import Peers
 from tests import small_checkpoints
 from tests.checkpoints import plan_of
+from tests.trained import cut_off, trained
+from tests.unit.checkpoint.states import state_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from elastic_runtime import State
 
     Topologies = list[tuple[str, ...]]
 
@@ -66,20 +69,32 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SnapshotMemory:
     return memory
 
 
-def make(agent: SnapshotMemory, **settings: Any) -> tuple[Checkpointer, torch.nn.Module]:
-    """A checkpointer of a job with this agent, which saves beside its memory."""
+def make(agent: SnapshotMemory, every: int = 4) -> tuple[State, torch.nn.Module]:
+    """A job with this agent, which saves beside its memory, and its model."""
     model = torch.nn.Linear(3, 3)
-    return Checkpointer(runs_of(agent), {"model": model}, **settings), model
+    return state_in(runs_of(agent), {"model": model}, snapshots=every), model
 
 
 def runs_of(agent: SnapshotMemory) -> Path:
     return Path(agent.directory).with_name("runs")
 
 
-def take(ckpt: Checkpointer, steps: int = 1) -> None:
+def take(state: State, steps: int = 1) -> None:
+    """Makes steps, and waits for what each of them begins."""
     for _ in range(steps):
-        ckpt.step()
-        ckpt.wait()
+        state.commit()
+        saver: Any = state._saver
+        saver.wait()
+
+
+def take_one(state: State, agent: SnapshotMemory) -> int:
+    """Makes steps until there is another snapshot; gives its step."""
+    before = kept(agent)
+    for _ in range(20):
+        take(state)
+        if kept(agent) != before:
+            return state.step
+    pytest.fail(f"no snapshot was taken until step {state.step}")
 
 
 def scheduler(agent: SnapshotMemory, every: Every) -> SnapshotScheduler:
@@ -95,97 +110,101 @@ def test_the_newest_is_kept_and_is_where_a_job_goes_on(
     agent: SnapshotMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    ckpt, model = make(agent, snapshot_every=4)
-    take(ckpt, 9)
-    assert kept(agent) == ["step-8.term-1"]
-    assert ckpt.saved_step == 0  # nothing is stored
-    other, its = make(agent, snapshot_every=4)
-    assert other.resume() == 8
-    assert torch.equal(its.weight, model.weight)
-    assert "'source': 'memory'" in caplog.text
-    other.save(sync=True)
-    assert (runs_of(agent) / "step-8.term-2").is_dir()
-    ckpt.close()
-    other.close()
+    state, model = make(agent)
+    with cut_off(state):
+        take_one(state, agent)
+        step = take_one(state, agent)
+        take(state)
+        assert kept(agent) == [f"step-{step}.term-1"]
+        assert state._saver is not None and state._saver.saved_step == 0  # nothing is stored
+    other, its = make(agent)
+    with trained(other):
+        assert other.step == step
+        assert torch.equal(its.weight, model.weight)
+        assert "'source': 'memory'" in caplog.text
+    assert (runs_of(agent) / f"step-{step}.term-2").is_dir()
 
 
 def test_a_newer_checkpoint_wins_and_ends_the_snapshot(agent: SnapshotMemory) -> None:
-    ckpt, _ = make(agent, snapshot_every=4)
-    take(ckpt, 5)
-    ckpt.save(sync=True)
-    assert kept(agent) == ["step-4.term-1"]
-    assert make(agent, snapshot_every=4)[0].resume() == 5
+    state, _ = make(agent)
+    with trained(state):
+        step = take_one(state, agent)
+        take(state)
+    assert kept(agent) == [f"step-{step}.term-1"]
+    state, _ = make(agent)
+    with cut_off(state):
+        assert state.step == step + 1
     assert not kept(agent)
-    ckpt.close()
 
 
 def test_a_place_that_forgot_its_terms_comes_after_what_is_in_memory(agent: SnapshotMemory) -> None:
-    for step in (4, 8):
-        ckpt, _ = make(agent, snapshot_every=4)
-        assert ckpt.resume() == step - 4
-        take(ckpt, 4)
-        ckpt.close()
-    assert kept(agent) == ["step-8.term-2"]
-    (runs_of(agent) / "term-2").unlink()
-    ckpt, _ = make(agent, snapshot_every=4)
-    assert ckpt.resume() == 8
-    take(ckpt, 4)
-    assert kept(agent) == ["step-12.term-3"]
-    ckpt.close()
+    step = 0
+    for term in (1, 2, 3):
+        state, _ = make(agent)
+        with cut_off(state):
+            assert state.step == step
+            step = take_one(state, agent)
+        assert kept(agent) == [f"step-{step}.term-{term}"]
+        if term == 2:
+            (runs_of(agent) / "term-2").unlink()
 
 
 def test_a_snapshot_is_left_out_while_anything_is_under_way(agent: SnapshotMemory) -> None:
-    ckpt, _ = make(agent, snapshot_every=4)
-    take(ckpt, 3)
-    ckpt.steps += 1
-    ckpt._snapshot(Wish.SNAPSHOT | Wish.BUSY)
-    ckpt.save()  # begins at the step at which the snapshot is agreed on
-    ckpt._snapshot(Wish.SNAPSHOT)
-    ckpt.wait()
-    assert not kept(agent)
-    ckpt.close()
+    state, _ = make(agent, every=100)
+    with cut_off(state):
+        take(state, 3)
+        saver: Any = state._saver
+        saver.act_on(Wish.SNAPSHOT | Wish.BUSY)
+        state.save()  # begins at the step at which the snapshot is agreed on
+        saver.act_on(Wish.SNAPSHOT)
+        saver.wait()
+        assert not kept(agent)
+        saver.act_on(Wish.SNAPSHOT)
+        saver.wait()
+        assert kept(agent) == ["step-3.term-1"]
 
 
 def test_a_failure_costs_an_event_and_nothing_else(
     agent: SnapshotMemory, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    ckpt, _ = make(agent, snapshot_every=4)
-    take(ckpt, 4)
-
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("elastic_runtime.checkpoint.storage.local_storage.LocalWriter.sync", full)
-        take(ckpt, 4)
-    assert "snapshot.failed" in caplog.text
-    assert kept(agent) == ["step-4.term-1"]
-    take(ckpt, 4)
-    assert kept(agent) == ["step-12.term-1"]
-    ckpt.close()
+    state, _ = make(agent)
+    with cut_off(state):
+        step = take_one(state, agent)
+        with monkeypatch.context() as patch:
+            patch.setattr("elastic_runtime.checkpoint.storage.local_storage.LocalWriter.sync", full)
+            take(state, 8)
+        assert "snapshot.failed" in caplog.text
+        assert kept(agent) == [f"step-{step}.term-1"]
+        step = take_one(state, agent)
+        assert kept(agent) == [f"step-{step}.term-1"]
 
 
 def test_an_incomplete_one_is_told_and_passed_over(
     agent: SnapshotMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ckpt, _ = make(agent, snapshot_every=4)
-    ckpt.steps = 1
-    ckpt.save(sync=True)
-    take(ckpt, 3)
-    (file,) = Path(agent.directory).glob("*/step-4.term-1/rank-0.distcp")
+    state, _ = make(agent)
+    with cut_off(state):
+        take(state)
+        state.save(sync=True)
+        step = take_one(state, agent)
+    (file,) = Path(agent.directory).glob(f"*/step-{step}.term-1/rank-0.distcp")
     file.unlink()
-    assert make(agent, snapshot_every=4)[0].resume() == 1
+    again, _ = make(agent)
+    with cut_off(again):
+        assert again.step == 1
     assert "snapshot.incomplete" in caplog.text
     assert "rank-0.distcp" in caplog.text
-    ckpt.close()
 
 
 def test_without_an_agent_they_are_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    ckpt = Checkpointer(tmp_path, {"a": 1}, snapshot_every=1)
-    take(ckpt, 3)
+    state = state_in(tmp_path, snapshots=1)
+    with cut_off(state):
+        take(state, 3)
     assert caplog.text.count("snapshot.off") == 1
-    ckpt.close()
 
 
 class _Beside(Peers):
