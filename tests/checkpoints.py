@@ -19,6 +19,8 @@ from elastic_runtime.checkpoint.save.file_writer import write_description_file, 
 from elastic_runtime.checkpoint.save.rank_share import WritePlans
 from elastic_runtime.checkpoint.snapshot import snapshot_scheduler
 from elastic_runtime.limits import MAX_LISTED_PARTS
+from elastic_runtime.parts.optimizer_part import ParameterNames
+from elastic_runtime.parts.parts import Parts, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -121,3 +123,10 @@ def _source(value: Any) -> staging.PartBytes:
     if isinstance(tensor, torch.Tensor):
         return staging.of_tensor(tensor)
     return staging.of_value(tensor)
+
+
+def parts_of(named: dict[str, Any]) -> Parts:
+    """The parts of a State of these objects, without its values."""
+    names = ParameterNames({n: one for n, one in named.items() if isinstance(one, torch.nn.Module)})
+    found = [part_of(name, one, names) for name, one in named.items()]
+    return Parts([part for part in found if part is not None])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+import elastic_runtime as elastic
 from elastic_runtime.agent.snapshot_server import SnapshotServer
 from elastic_runtime.checkpoint.format.manifest import MANIFEST, CheckpointId
 from elastic_runtime.checkpoint.load.load_run import LoadRun
@@ -52,11 +53,12 @@ def from_peer(stage: Stage) -> list[Sample]:
                 for tensor in tensors:
                     group.recv([tensor], 1, 0).wait()
 
-            peers, entries = Peers(), Entries({"model": model})
+            peers = Peers()
+            parts = elastic.State(model=model).saved_parts(generators=False)
 
             def ours() -> None:
                 place = RankPosition(peers.rank, peers.world)
-                LoadRun(loading, _WHICH, entries, place).run(peers)
+                LoadRun(loading, _WHICH, parts, place).run(peers)
 
             return stage.compete(
                 PEER, {"limit": lambda: timed(receive), "ours": lambda: timed(ours)}

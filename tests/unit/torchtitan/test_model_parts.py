@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from elastic_runtime.checkpoint.entries.flat_state import Entries
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -21,7 +20,7 @@ from elastic_runtime.torchtitan.model_parts import ModelParts, OptimizerParts
 from elastic_runtime.torchtitan.train_progress import TrainProgress
 from elastic_runtime.torchtitan.world_degrees import Degrees
 from elastic_runtime.worker.peers import Peers
-from tests.checkpoints import write
+from tests.checkpoints import parts_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,11 +57,11 @@ Saved = tuple[LocalStorage, "CheckpointId"]
 def saved(folder: Path, *ranks: dict[str, object]) -> Saved:
     storage = LocalStorage(folder)
     storage.prepare()
-    return storage, write(storage, [Entries(one).state(r) for r, one in enumerate(ranks)])
+    return storage, write(storage, [parts_of(one).saved(r) for r, one in enumerate(ranks)])
 
 
 def load(checkpoint: Saved, into: dict[str, object]) -> None:
-    LoadRun(*checkpoint, Entries(into), RankPosition()).run(Peers())
+    LoadRun(*checkpoint, parts_of(into), RankPosition()).run(Peers())
 
 
 def test_stages_of_two_ranks_become_one_model(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_checkpointed_activations_do_not_change_the_names(tmp_path: Path) -> Non
     wrapped = Stage(0, 1, wrapped=True)
     into = entries(wrapped)
     load(checkpoint, into)
-    assert Entries(into).state(0).keys() == Entries(entries(Stage(0, 1))).state(0).keys()
+    assert parts_of(into).saved(0).keys() == parts_of(entries(Stage(0, 1))).saved(0).keys()
 
 
 class Trainer:

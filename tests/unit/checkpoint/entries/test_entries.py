@@ -11,18 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from elastic_runtime.checkpoint.entries.tensor_memory import (
-    bytes_of,
-    local_chunk,
-    local_tensor,
-    without_collection,
-)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_runtime as elastic
 from elastic_runtime import PerRank, State
+from elastic_runtime.checkpoint.format.tensor_memory import local_chunk, without_collection
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError
+from elastic_runtime.parts.tensor_memory import bytes_of, local_tensor
 from tests.trained import cut_off, trained
 from tests.unit.checkpoint.states import save, state_in
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from elastic_runtime.checkpoint.entries.flat_state import Entries
 
 import elastic_runtime
 from elastic_runtime.checkpoint.load.load_run import LoadRun
@@ -22,7 +21,7 @@ from elastic_runtime.parts.per_rank import (
     value_digest,
 )
 from elastic_runtime.parts.pieces import InPieces
-from tests.checkpoints import write
+from tests.checkpoints import parts_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,14 +42,14 @@ def save(path: Path, entries: Sequence[dict[str, Any]]) -> tuple[LocalStorage, C
     """A checkpoint of a world in which each rank has these entries."""
     storage = LocalStorage(path)
     storage.prepare()
-    return storage, write(storage, [Entries(e).state(r) for r, e in enumerate(entries)])
+    return storage, write(storage, [parts_of(e).saved(r) for r, e in enumerate(entries)])
 
 
 def load(
     storage: LocalStorage, which: CheckpointId, entries: dict[str, Any], rank: int, world: int
 ) -> list[str]:
     """Gives a rank what was saved; returns the entries that begin anew."""
-    loading = LoadRun(storage, which, Entries(entries), RankPosition(rank, world))
+    loading = LoadRun(storage, which, parts_of(entries), RankPosition(rank, world))
     loading.prepare()
     loading.read()
     return loading.restore()
@@ -222,4 +221,4 @@ def test_pieces_that_are_no_plain_values_are_refused() -> None:
     letters = Letters()
     letters.values = {"a": object()}
     with pytest.raises(CheckpointError, match=r"x\.piece-a is a builtins\.object"):
-        Entries({"x": letters}).state(0)
+        parts_of({"x": letters}).saved(0)
