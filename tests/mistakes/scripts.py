@@ -8,11 +8,16 @@ from __future__ import annotations
 PRELUDE = """
 import torch
 import elastic_runtime as elastic
-from elastic_runtime import Checkpointer, DataLoader, JobConfig, State, sample_rng
+from elastic_runtime import DataLoader, JobConfig, State, sample_rng
 
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.zeros(8, 2))
+
+def train_in(place):
+    state = State(model=model)
+    state.checkpoints(place, every=1)
+    elastic.run(lambda world: None, state, in_place=False)
 """
 
 _INTERVAL = "is not understood; give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both"
@@ -20,17 +25,17 @@ _EACH = "each sample once, or DataLoader(replacement=True)"
 _COMMIT = "commit() outside of elastic.run … call it there, after optimizer.step()"
 _FORM = "does not take the one argument that elastic.run calls it with … (world)"
 
-# Options of a Checkpointer that is otherwise as it should be, and of a JobConfig.
-_CHECKPOINTER = {
+# Settings of checkpoints that are otherwise as they should be, and of a JobConfig.
+_CHECKPOINTS = {
     'every="often"': f"every='often' {_INTERVAL}",
     "every=0": f"every=0 {_INTERVAL}",
     'every="-5m"': f"every='-5m' {_INTERVAL}",
-    'max_save_age="soon"': f"max_save_age='soon' {_INTERVAL}",
-    'snapshot_every="x"': f"snapshot_every='x' {_INTERVAL}",
+    'max_age="soon"': f"max_age='soon' {_INTERVAL}",
+    'snapshots="x"': f"snapshots='x' {_INTERVAL}",
     "keep=0": "keep=0 would keep nothing; give at least 1",
     'keep="3"': "keep='3' is a str: give a whole number, or None for all",
     'keep_every="x"': "say with keep= how many",
-    'on_save_error="no"': "on_save_error='no' is not understood; give 'continue' or 'raise'",
+    'on_error="no"': "on_error='no' is not understood; give 'continue' or 'raise'",
 }
 _JOB = {
     "min_nodes=0": "min_nodes=0: a job needs at least one node",
@@ -44,22 +49,14 @@ _PLACES = {
     "f": "File exists; choose a directory",
     "f/c": "/f/c: Not a directory; choose a directory, part of the path is a file",
     "/proc/c": "cannot save checkpoints in /proc/c … must be on storage that all nodes share",
+    "": "the checkpoint directory is empty: name one",
+    "x3://b/c": "Protocol not known: x3; check the URL",
 }
 
 SCRIPTS = (
-    *(
-        (f'Checkpointer("c", {{"model": model}}, {key})', said)
-        for key, said in _CHECKPOINTER.items()
-    ),
+    *((f'State().checkpoints("c", {key})', said) for key, said in _CHECKPOINTS.items()),
     *((f'JobConfig(None, None, "x", {key})', said) for key, said in _JOB.items()),
-    *(
-        (f'Checkpointer("{place}", {{"model": model}}, every=1).resume()', said)
-        for place, said in _PLACES.items()
-    ),
-    ('Checkpointer("c", [model])', "go by name, and this is a list; give a dict"),
-    ('Checkpointer("c", {1: model})', "go by name, and 1 is none; give a dict"),
-    ('Checkpointer("", {"model": model})', "the checkpoint directory is empty: name one"),
-    ('Checkpointer("x3://b/c", {"model": model})', "Protocol not known: x3; check the URL"),
+    *((f'train_in("{place}")', said) for place, said in _PLACES.items()),
     # State
     ("State(hook=lambda: 3)", "State(hook=...) is a function without state_dict"),
     ("State(model=model, at=3)", "'at' is a name of State's own; take another one"),
@@ -68,9 +65,6 @@ SCRIPTS = (
     ('State().at("often", print)', "at('often', ...) is not understood; give steps ('50 steps')"),
     ('State().at("end", 3)', "needs a function, and this is a int"),
     ('[State().at("end", f) for f in ()] or State().at("", print)', "is not understood"),
-    ('State().checkpoints("c", every="often")', f"every='often' {_INTERVAL}"),
-    ('State().checkpoints("c", max_age="soon")', f"max_age='soon' {_INTERVAL}"),
-    ('State().checkpoints("c", on_error="no")', "on_error='no' is not understood"),
     ('elastic.load("nowhere", State(model=model))', "there is not a checkpoint in"),
     ("State(model, optimizer)", "name the objects: State(model=model, optim=optim)"),
     ("State(shadow=model)", "switches of a State; give the object another name"),
@@ -82,10 +76,6 @@ SCRIPTS = (
     ("elastic.run(lambda world, more: None, State(model=model))", _FORM),
     ("elastic.run(None, State(model=model))", "elastic.run needs the function that trains"),
     ("elastic.run(lambda world: None, State(optim=optimizer))", "give the State the module"),
-    (
-        'elastic.run(lambda world: None, State(model=model), "runs/x")',
-        'say where to save before: state.checkpoints("runs/x", every="30s")',
-    ),
     (
         "elastic.run(lambda world: None, State(model=model), in_place=False)",
         'nothing is saved that they could begin with: call state.checkpoints("runs/x"',
