@@ -60,12 +60,11 @@ class Launcher:
         *,
         world: int = 0,
         size: int = 0,
-        saver: elastic.Checkpointer | None = None,
     ) -> Any:
         """``elastic.run``.
 
         Args:
-            train, state, saver: its arguments.
+            train, state: its arguments.
             world: which, from 0.
             size: how many ranks it has; 0: all.
         """
@@ -74,7 +73,7 @@ class Launcher:
         if size:
             os.environ["WORLD_SIZE"] = str(size)
         with mock.patch.object(run_loop, "_ran", False):
-            return elastic.run(train, state, saver)
+            return elastic.run(train, state)
 
 
 def net(seed: int) -> nn.Sequential:
