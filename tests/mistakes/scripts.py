@@ -14,11 +14,10 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.zeros(8, 2))
 
-
-def trains(place, **options):
+def train_in(place):
     state = State(model=model)
-    state.checkpoints(place, **options)
-    elastic.run(lambda world: None, state)
+    state.checkpoints(place, every=1)
+    elastic.run(lambda world: None, state, in_place=False)
 """
 
 _INTERVAL = "is not understood; give steps (10, '10 steps'), a time ('30s', '5m', '1h') or both"
@@ -26,7 +25,7 @@ _EACH = "each sample once, or DataLoader(replacement=True)"
 _COMMIT = "commit() outside of elastic.run … call it there, after optimizer.step()"
 _FORM = "does not take the one argument that elastic.run calls it with … (world)"
 
-# Options of checkpoints that are otherwise as they should be, and of a JobConfig.
+# Settings of checkpoints that are otherwise as they should be, and of a JobConfig.
 _CHECKPOINTS = {
     'every="often"': f"every='often' {_INTERVAL}",
     "every=0": f"every=0 {_INTERVAL}",
@@ -50,14 +49,14 @@ _PLACES = {
     "f": "File exists; choose a directory",
     "f/c": "/f/c: Not a directory; choose a directory, part of the path is a file",
     "/proc/c": "cannot save checkpoints in /proc/c … must be on storage that all nodes share",
+    "": "the checkpoint directory is empty: name one",
+    "x3://b/c": "Protocol not known: x3; check the URL",
 }
 
 SCRIPTS = (
-    *((f'State(model=model).checkpoints("c", {key})', said) for key, said in _CHECKPOINTS.items()),
+    *((f'State().checkpoints("c", {key})', said) for key, said in _CHECKPOINTS.items()),
     *((f'JobConfig(None, None, "x", {key})', said) for key, said in _JOB.items()),
-    *((f'trains("{place}", every=1)', said) for place, said in _PLACES.items()),
-    ('trains("")', "the checkpoint directory is empty: name one"),
-    ('trains("x3://b/c")', "Protocol not known: x3; check the URL"),
+    *((f'train_in("{place}")', said) for place, said in _PLACES.items()),
     # State
     ("State(hook=lambda: 3)", "State(hook=...) is a function without state_dict"),
     ("State(model=model, at=3)", "'at' is a name of State's own; take another one"),
@@ -77,10 +76,6 @@ SCRIPTS = (
     ("elastic.run(lambda world, more: None, State(model=model))", _FORM),
     ("elastic.run(None, State(model=model))", "elastic.run needs the function that trains"),
     ("elastic.run(lambda world: None, State(optim=optimizer))", "give the State the module"),
-    (
-        'elastic.run(lambda world: None, State(model=model), "runs/x")',
-        'say where to save before: state.checkpoints("runs/x", every="30s")',
-    ),
     (
         "elastic.run(lambda world: None, State(model=model), in_place=False)",
         'nothing is saved that they could begin with: call state.checkpoints("runs/x"',

@@ -1,4 +1,4 @@
-"""A checkpointer without an agent listens to SIGTERM; the tests' own process must not."""
+"""What saves without an agent listens to SIGTERM; the tests' own process must not."""
 
 from __future__ import annotations
 

@@ -411,8 +411,8 @@ def forgets(what: str, folder: str) -> str:
         if what != "sync":
             job.diloco.sync()
 
-    parts = {**job.state._named, **({} if what == "entry" else job.diloco.saves)}
-    launcher.run(train, job.state, saver=elastic.Checkpointer(folder, parts))
+    job.state.checkpoints(folder)
+    launcher.run(train, job.state)
     return ", ".join(noted)
 
 
@@ -422,7 +422,6 @@ def forgets(what: str, folder: str) -> str:
         ("inner", "there were 24 inner steps, and the inner optimizer has made none: call inner"),
         ("step", r"the inner optimizer has made 9 steps, and the step\(\) of DiLoCo was not cal"),
         ("group", "the inner optimizer got another group of parameters after DiLoCo was made"),
-        ("entry", "the checkpointer does not save inner; add them to its entries"),
         ("commit", r"this State is committed by its DiLoCo.*leave out commit\(\)"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import elastic_runtime as elastic
-from elastic_runtime import Checkpointer, State
+from elastic_runtime import State
 from elastic_runtime.data import sample_seeds
 from elastic_runtime.errors import UsageError
 from elastic_runtime.training import run as forms
@@ -21,6 +21,7 @@ from elastic_runtime.training import run_loop
 from elastic_runtime.training.train_signature import check_signature
 from elastic_runtime.worker.world import World
 from tests.mistakes.scripts import PRELUDE, SCRIPTS
+from tests.trained import trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,11 +53,6 @@ def state() -> State:
     return State(model=nn.Linear(1, 1))
 
 
-@pytest.fixture
-def saver(state: State) -> Checkpointer:
-    return Checkpointer("memory://test-run", state.saved_objects())
-
-
 def size(world: World) -> int:
     return world.size
 
@@ -65,17 +61,19 @@ def nothing(world: World) -> None:
     return None
 
 
-def test_the_function_runs_where_it_is_called(
-    calls: Calls, state: State, saver: Checkpointer
-) -> None:
+def test_the_function_runs_where_it_is_called(calls: Calls, state: State, tmp_path: Path) -> None:
     assert elastic.run(size, state) == 1
-    assert elastic.run(size, state, saver, start_over=True) == 1
-    assert elastic.run(train=size, state=state, checkpointer=saver) == 1
+    assert elastic.run(train=size, state=state, start_over=True) == 1
+    options = {"in_place": True, "start_over": False, "strict": True}
     assert calls.made == [
-        {"state": state, "saver": None, "in_place": True, "start_over": False, "strict": True},
-        {"state": state, "saver": saver, "in_place": True, "start_over": True, "strict": True},
-        {"state": state, "saver": saver, "in_place": True, "start_over": False, "strict": True},
+        {"state": state, "saver": None, **options},
+        {"state": state, "saver": None, **options, "start_over": True},
     ]
+    state.checkpoints(tmp_path)
+    assert elastic.run(size, state, in_place=False, strict=False) == 1
+    last = calls.made[-1]
+    assert last.pop("saver") is not None
+    assert last == {"state": state, "in_place": False, "start_over": False, "strict": False}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +81,8 @@ def test_the_function_runs_where_it_is_called(
     [
         (lambda state: elastic.run(nothing, None), "none was given"),
         (lambda state: elastic.run(nothing, torch.ones(1)), "this is a Tensor"),
-        (lambda state: elastic.run(nothing, state, "runs/x"), 'state.checkpoints("runs/x"'),
         (lambda state: elastic.run({"model": 1}, state), "needs the function that trains"),
         (lambda state: elastic.run(state, nothing), "needs the function that trains"),
-        (lambda state: elastic.run(nothing, state, state), "a State as its checkpointer"),
     ],
 )
 def test_a_mistake_is_told_on_the_spot(
@@ -99,28 +95,21 @@ def test_a_mistake_is_told_on_the_spot(
 
 
 def test_what_fits_is_loaded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = torch.nn.Linear(1, 1)
-    former = Checkpointer(tmp_path, {"model": kept, "old": 1})
-    former.steps = 7
-    former.save(sync=True)
-    former.close()
-
-    model, more = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    state = State(model=model, more=more)
+    kept, model = nn.Linear(1, 1), nn.Linear(1, 1)
+    former = State(model=kept, old=nn.Linear(1, 1))
+    former.checkpoints(tmp_path)
+    with trained(former):
+        former.commit()
 
     def run(**options: Any) -> tuple[int, float]:
         monkeypatch.setattr(run_loop, "_ran", False)
-        ckpt = Checkpointer(tmp_path, {"model": model, "more": more})
-        try:
-            return elastic.run(
-                lambda world: (state.step, model.weight.item()), state, ckpt, **options
-            )
-        finally:
-            ckpt.close()
+        state = State(model=model, more=nn.Linear(1, 1))
+        state.checkpoints(tmp_path)
+        return elastic.run(lambda world: (state.step, model.weight.item()), state, **options)
 
-    with pytest.raises(UsageError, match=r"in place with elastic\.run\(\.\.\., strict=False\)"):
+    with pytest.raises(UsageError, match=r"elastic\.run\(\.\.\., strict=False\)"):
         run()
-    assert run(strict=False) == (7, kept.weight.item())
+    assert run(strict=False) == (1, kept.weight.item())
 
 
 # What a script may get wrong by itself; ``tests.mistakes`` has the table

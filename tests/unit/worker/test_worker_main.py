@@ -21,6 +21,13 @@ import sys, torch
 import elastic_runtime as elastic
 def train(world): pass
 """
+_AT_LATE = """\
+state = elastic.State(a=3)
+state.checkpoints("runs")
+with state.resumed():
+    state.commit()
+    state.at("end", print)
+"""
 _EARLY = "under elastic.run the groups exist only inside train(world)"
 
 
@@ -59,15 +66,11 @@ def test_who_cannot_train_ends_with_a_usage_error(tmp_path: Path, body: str, tol
         ("def main():\n    elastic.run(3, elastic.State())\nmain()", "UsageError", "6 in main"),
         ("elastic.State(3)", "UsageError", "5 in <module>"),
         (
-            "elastic.Checkpointer('runs', {'model': 3}, every='soon')",
+            "elastic.State().checkpoints('runs', every='soon')",
             "CheckpointUsageError",
             "5 in <module>",
         ),
-        (
-            "ckpt = elastic.Checkpointer('run', {'a': 3})\nckpt.save()\nckpt.save()\nckpt.save()",
-            "UsageError",
-            "7 in <module>",
-        ),
+        (_AT_LATE, "UsageError", "9 in <module>"),
     ],
 )
 def test_a_mistake_is_told_with_its_place_in_the_script(
