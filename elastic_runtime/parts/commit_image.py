@@ -20,7 +20,7 @@ from elastic_runtime.parts.tensor_memory import receives, write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_runtime.parts.part import Flat, Part
+    from elastic_runtime.parts.part import Flat, StatePart
 
 # How much of each tensor the digest looks at.
 _SAMPLE_BYTES = 4096
@@ -40,7 +40,7 @@ class CommitImage(NamedTuple):
     tensors: list[torch.Tensor]
 
     @classmethod
-    def of(cls, parts: Sequence[Part], **more: Any) -> CommitImage:
+    def of(cls, parts: Sequence[StatePart], **more: Any) -> CommitImage:
         """That of these parts.
 
         Args:
@@ -87,7 +87,7 @@ class CommitImage(NamedTuple):
         return digest
 
 
-def check_image(parts: Sequence[Part], meta: dict[str, Any]) -> None:
+def check_image(parts: Sequence[StatePart], meta: dict[str, Any]) -> None:
     """Finds out whether the state of another rank fits the parts of this one.
 
     Raises:
@@ -99,7 +99,7 @@ def check_image(parts: Sequence[Part], meta: dict[str, Any]) -> None:
         part.check(of_part(part, there))
 
 
-def present(parts: Sequence[Part], meta: dict[str, Any]) -> list[torch.Tensor | None]:
+def present(parts: Sequence[StatePart], meta: dict[str, Any]) -> list[torch.Tensor | None]:
     """For each tensor of an image the one of the same form that has its place here.
 
     Args:
@@ -118,7 +118,7 @@ def present(parts: Sequence[Part], meta: dict[str, Any]) -> list[torch.Tensor | 
     return found
 
 
-def destinations(parts: Sequence[Part], meta: dict[str, Any]) -> list[torch.Tensor | None]:
+def destinations(parts: Sequence[StatePart], meta: dict[str, Any]) -> list[torch.Tensor | None]:
     """Where the tensors of another rank's state may be received without a copy.
 
     Args:
@@ -131,7 +131,9 @@ def destinations(parts: Sequence[Part], meta: dict[str, Any]) -> list[torch.Tens
     return [one if one is not None and receives(one) else None for one in present(parts, meta)]
 
 
-def take_image(parts: Sequence[Part], meta: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+def take_image(
+    parts: Sequence[StatePart], meta: dict[str, Any], tensors: list[torch.Tensor]
+) -> None:
     """Replaces what all parts hold by what another rank has given.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.parts.json_tensors import copied
-from elastic_runtime.parts.part import Flat, Part, differing, of_all_ranks, same_keys
+from elastic_runtime.parts.part import Flat, StatePart, differing, of_all_ranks, same_keys
 from elastic_runtime.parts.tensor_form import TensorForm
 from elastic_runtime.parts.tensor_memory import TensorCopies, local_tensor
 from elastic_runtime.parts.wrappers import unwrapped
@@ -26,7 +26,7 @@ _UNINITIALIZED = (
 )
 
 
-class ModulePart(Part):
+class ModulePart(StatePart):
     """A module. Another rank also gets the buffers that its state dict leaves out.
 
     Attributes:

@@ -8,7 +8,7 @@ import torch
 
 from elastic_runtime.errors import CheckpointUsageError, UsageError
 from elastic_runtime.parts.json_tensors import copied
-from elastic_runtime.parts.part import Flat, Part, differing, few, of_all_ranks
+from elastic_runtime.parts.part import Flat, StatePart, differing, few, of_all_ranks
 from elastic_runtime.parts.tensor_form import TensorForm
 from elastic_runtime.parts.tensor_memory import TensorCopies
 from elastic_runtime.parts.wrappers import unwrapped, unwrapped_optimizer
@@ -41,7 +41,7 @@ class ParameterNames:
         return [self._known.get(parameter, "") for parameter in parameters]
 
 
-class OptimizerPart(Part):
+class OptimizerPart(StatePart):
     """An optimizer."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, names: ParameterNames) -> None:

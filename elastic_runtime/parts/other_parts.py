@@ -10,7 +10,7 @@ import torch
 from elastic_runtime.errors import UsageError
 from elastic_runtime.parts.generators import RandomGenerators
 from elastic_runtime.parts.json_tensors import copied
-from elastic_runtime.parts.part import NOT_NEEDED, Flat, Part, fresh, of_all_ranks
+from elastic_runtime.parts.part import NOT_NEEDED, Flat, StatePart, fresh, of_all_ranks
 from elastic_runtime.parts.per_rank import GlobalGenerators, take_from_others
 from elastic_runtime.system import torch_private
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_runtime.parts.pieces import InPieces
 
 
-class StatefulPart(Part):
+class StatefulPart(StatePart):
     """Anything with ``state_dict`` and ``load_state_dict``: one value, that of rank 0."""
 
     def __init__(self, name: str, owner: Any) -> None:
@@ -57,7 +57,7 @@ class StatefulPart(Part):
                 torch_private.forget_scaled_step(each)
 
 
-class RankPart(Part):
+class RankPart(StatePart):
     """What each rank has for itself, under one key for each rank."""
 
     def __init__(self, name: str, owner: OwnedByRank) -> None:
@@ -73,9 +73,8 @@ class RankPart(Part):
     def wanted(self, stored: Mapping[str, Elsewhere], place: RankPosition) -> Flat:
         ranks = {int(found[1]): key for key in stored if (found := self._key.fullmatch(key))}
         if sorted(ranks) != list(range(len(ranks))) or not ranks:
-            # None at all, or what was once a value of all ranks.
             self._is_own = True
-            return {self.name: fresh(stored.get(self.name))}
+            return {self.name: None}  # which the checkpoint lacks
         self._is_own = len(ranks) == place.world
         return {
             key: NOT_NEEDED if self._is_own and rank != place.rank else fresh(stored[key])
@@ -124,7 +123,7 @@ class GeneratorsPart(RankPart):
         self._remembered.restore()
 
 
-class PiecesPart(Part):
+class PiecesPart(StatePart):
     """What all ranks hold together, under one key for each piece."""
 
     def __init__(self, name: str, owner: InPieces) -> None:
@@ -166,7 +165,7 @@ class PiecesPart(Part):
         raise NotImplementedError
 
 
-class ValuesPart(Part):
+class ValuesPart(StatePart):
     """The plain values of a State, and what its job remembers of itself; which ones may change.
 
     What was saved without any has none, and is as good.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from elastic_runtime.parts.part import Part
+    from elastic_runtime.parts.part import StatePart
 
 # So often must a parameter have changed before its optimizer to be copied from then on: weights
 # that are loaded once in the middle of a training are no reason to keep a copy for the whole run.
@@ -35,7 +35,7 @@ _TRIAL = 3
 class OutsideChanges:
     """Watches the parts of a State from commit to commit."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[StatePart]) -> None:
         """Takes note of nothing before the first ``record``.
 
         Args:

@@ -1,4 +1,4 @@
-"""``Part``: one object of a State, of whatever kind.
+"""``StatePart``: one object of a State, of whatever kind.
 
 What it holds has three uses, and each has its methods here:
 
@@ -36,7 +36,7 @@ Elsewhere = object
 NOT_NEEDED: Any = object()
 
 
-class Part(ABC):
+class StatePart(ABC):
     """One object of a State.
 
     Attributes:

@@ -27,7 +27,7 @@ from elastic_runtime.parts.tensor_form import TensorForm
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from elastic_runtime.parts.part import Elsewhere, Flat, Part
+    from elastic_runtime.parts.part import Elsewhere, Flat, StatePart
     from elastic_runtime.parts.per_rank import RankPosition
 
 
@@ -55,10 +55,11 @@ class Wanted:
             CheckpointError: it does not fit the State; the message names what differs.
         """
         if self.missing or self.surplus:
+            lacks, more = few(map(_in_words, self.missing)), few(map(_in_words, self.surplus))
             raise CheckpointUsageError(
                 f"{where} does not fit this program:"
-                + (f" it lacks {few(self.missing)};" if self.missing else "")
-                + (f" it also has {few(self.surplus)};" if self.surplus else "")
+                + (f" it lacks {lacks};" if self.missing else "")
+                + (f" it also has {more};" if self.surplus else "")
                 + " make the State as it was, save to another place, or load what fits: "
                 "elastic.run(..., strict=False)"
             )
@@ -67,7 +68,7 @@ class Wanted:
 class Parts:
     """What of a State is saved."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[StatePart]) -> None:
         """Takes them, in the order in which they were given."""
         self._parts = list(parts)
 
@@ -158,14 +159,14 @@ class Parts:
         return tuple(part.name for part in self._parts if not _is_ours(part.name))
 
 
-def of_part(part: Part, flat: Flat) -> Flat:
+def of_part(part: StatePart, flat: Flat) -> Flat:
     """What in a flat state belongs to a part."""
     name = part.name
     starts = f"{name}.", f"{name}:"
     return {k: v for k, v in flat.items() if k == name or k.startswith(starts)}
 
 
-def part_of(name: str, one: Any, names: ParameterNames) -> Part | None:
+def part_of(name: str, one: Any, names: ParameterNames) -> StatePart | None:
     """The part that an object is, by its kind; None: it is a plain value.
 
     Args:
@@ -195,6 +196,11 @@ def part_of(name: str, one: Any, names: ParameterNames) -> Part | None:
             f"the State ({error})"
         ) from None
     return None
+
+
+def _in_words(key: str) -> str:
+    """What users call it: a value by its own name."""
+    return key.removeprefix(f"{ValuesPart.NAME}.")
 
 
 def _is_ours(key: str) -> bool:

@@ -452,6 +452,7 @@ class RunLoop:
     def _end(self) -> NoReturn:
         saver = self._saver
         code = EXIT_WORKER_LEFT if saver is not None and saver.saved_step == self._state.step else 0
+        self._here.leave_requested.clear()  # it is honoured
         end_on_request(code, has_agent=self._here.has_agent)
 
 

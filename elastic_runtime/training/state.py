@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.save_interval import Interval
-    from elastic_runtime.parts.part import Part
+    from elastic_runtime.parts.part import StatePart
     from elastic_runtime.parts.tensor_form import TensorForm
     from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
     from elastic_runtime.worker.recovery.saver_protocol import Saver
@@ -94,7 +94,7 @@ class State:
     # Attributes that are declared here are the State's own; all others are values.
     _named: dict[str, Any]
     _names: ParameterNames
-    _held: list[Part]  # of the named objects
+    _held: list[StatePart]  # of the named objects
     _plain: ValuesPart
     _values: dict[str, Any]  # those of ``_plain``, as is what the job remembers of itself
     _progress: dict[str, Any]
@@ -121,7 +121,7 @@ class State:
     _beside: dict[str, Any]  # saved as well, by name; in memory no part of it
     # In place:
     _in_memory: bool
-    _parts: list[Part]  # which all ranks have alike
+    _parts: list[StatePart]  # which all ranks have alike
     _own: list[RankPart]
     _round: int  # see RankStatus; set by elastic.run
     _condition: MemoryCondition

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from elastic_runtime.parts.part import Part
+    from elastic_runtime.parts.part import StatePart
 
 REMEDY = (
     "models that are spread over ranks (FSDP, tensor, pipeline or expert parallel) do not recover "
@@ -43,7 +43,7 @@ REMEDY = (
 _NONE = [0.0, 0.0]  # the fingerprint where there is no gradient
 
 
-def refuse_sharded(parts: Sequence[Part]) -> None:
+def refuse_sharded(parts: Sequence[StatePart]) -> None:
     """Refuses what shows at once that a rank holds no whole copy.
 
     Raises:
@@ -68,7 +68,7 @@ class ReplicaCheck:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[StatePart],
         modules: Mapping[str, torch.nn.Module],
         group: dist.ProcessGroup | None,
     ) -> None:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 import elastic_runtime as elastic
 from elastic_runtime import PerRank, State
-from elastic_runtime.parts.per_rank import value_digest
-from elastic_runtime.parts.pieces import InPieces
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import CheckpointError
+from elastic_runtime.parts.per_rank import value_digest
+from elastic_runtime.parts.pieces import InPieces
 from elastic_runtime.worker.context import context
 from tests.ranks import run_ranks, values
 from tests.trained import cut_off, trained

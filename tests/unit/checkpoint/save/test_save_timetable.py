@@ -43,7 +43,7 @@ def test_what_is_not_understood_is_said(value: Any) -> None:
     with pytest.raises(CheckpointError, match="every="):
         parse_every(value)
     if isinstance(value, str):
-        with pytest.raises(CheckpointUsageError, match=f"max_save_age='{value}' is not understood"):
+        with pytest.raises(CheckpointUsageError, match=f"max_age='{value}' is not understood"):
             parse_limit(value, Every())
 
 
