@@ -83,8 +83,8 @@ class State:
         elastic.run(train, state)
 
     Each object is an attribute under its name. Any other attribute that is set before training is a
-    plain value, which is kept with each commit, saved, and sent to new ranks. A subclass with annotations only
-    tells a type checker their types::
+    plain value, which is kept with each commit, saved, and sent to new ranks. A subclass with
+    annotations only tells a type checker their types::
 
         class Work(elastic.State):
             model: Net
