@@ -322,7 +322,7 @@ class GivesSteps(StepSource):
         walk = self._walk = object()
         self._begun, self.iterates = (), True
         if self._progress is None:
-            self._own_peers = None  # of a world that nobody has told of the end of
+            self._own_peers = None  # perhaps of a world that is over
             if step_source.is_training():
                 tell_once(LOOSE_LOADER)
         self._go_to_commit()
