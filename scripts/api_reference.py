@@ -61,14 +61,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "Data": {
         "DataLoader": ("steps", "remaining", "go_to", "state_dict", "load_state_dict"),
         "data.steps.TrainingStep": ("weight", "weights", "backward", "total"),
-        "ShardedStream": (
-            "steps",
-            "epoch",
-            "cursor",
-            "commit",
-            "state_dict",
-            "load_state_dict",
-        ),
+        "ShardedStream": ("steps", "state_dict", "load_state_dict"),
         "sample_rng": (),
     },
     "Lightning": {

@@ -13,9 +13,15 @@ from torch.utils.data import IterableDataset
 from elastic_runtime.data.kept_loader import KeptLoader
 from elastic_runtime.data.outlook import earlier_shares
 from elastic_runtime.data.sample_seeds import generator
-from elastic_runtime.data.sampler import ElasticBatchSampler, Shares, pieces_of, share_of
+from elastic_runtime.data.sampler import (
+    ElasticBatchSampler,
+    Shares,
+    fixed_place,
+    pieces_of,
+    share_of,
+)
 from elastic_runtime.data.sigterm_shield import Shielded, end_with_program
-from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_place
+from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_place, whole_number
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.worker.loop_hints import OTHER_BATCH, PIECE_OF_ONE, tell_once
@@ -120,7 +126,7 @@ class DataLoader(GivesSteps):
             rank=rank,
             world=world,
         )
-        self._fixed = None if rank is None or world is None else (rank, world)
+        self._fixed = fixed_place(rank, world)
         self._loader = _torch_loader(data, self.batch_sampler, options, seed)
         self._at = 0, 0  # where it reads on
 
@@ -198,21 +204,8 @@ class DataLoader(GivesSteps):
         """Steps that are left in it."""
         return self.batch_sampler.steps_left
 
-    def __iter__(self) -> Iterator[Any]:
-        """This rank's share of the data set, once and in order; for a validation.
-
-        No sample comes twice on any rank, so ranks may get another number of batches.
-
-        Raises:
-            UsageError: it is in a State.
-        """
-        if self._progress is not None:
-            raise UsageError(
-                "this loader is in a State, and gives the steps of the job: iterate over "
-                "loader.steps(epochs=...), and over the pieces of each step"
-            )
+    def _own_share(self) -> Iterator[Any]:
         sampler, (rank, world) = self.batch_sampler, self.place
-        self.forget_walk()  # steps() would find other samples in its loader
         order: Sequence[int] = range(len(self.dataset))
         if self._given_order is not None:
             order = sampler.order_of(self.epoch).tolist()
@@ -259,16 +252,12 @@ class DataLoader(GivesSteps):
             share = outlook.at(self._at)
             samples, after = sampler.next_step(self._at, share.batch)
             pieces = pieces_of(samples, share.rank, share.world, share.at_once)
-            number = self._number()
-            if samples == share.batch or number == 1:
-                largest = -(-samples // share.world)
-                self._tell_pieces(samples, -(-largest // len(pieces)), len(pieces), share.world)
             self._at = after
             yield TrainingStep(
                 self,
                 batches,
                 [end - first for first, end in pieces],
-                number=number,
+                number=self._number(),
                 epoch=begun,
                 last_of_epoch=after[0] != begun,
                 samples=samples,
@@ -339,10 +328,8 @@ def _check(data: Any, batch: Any, at_once: Any) -> None:
     """Refuses what is no data set with numbered samples, and what is no number of them."""
     if isinstance(data, GivesSteps):
         raise UsageError(f"a {type(data).__name__} is itself a loader: iterate over its steps()")
-    numbers = {"global_batch_size": batch, "at_once": 1 if at_once is None else at_once}
-    for name, number in numbers.items():
-        if not hasattr(number, "__index__") or isinstance(number, bool) or number < 1:
-            raise UsageError(f"{name}={number!r}: give a whole number of samples, at least 1")
+    whole_number("global_batch_size", batch, 1, " of samples")
+    whole_number("at_once", 1 if at_once is None else at_once, 1, " of samples")
     try:
         size = -1 if isinstance(data, IterableDataset) else len(data)
     except TypeError:
@@ -351,7 +338,7 @@ def _check(data: Any, batch: Any, at_once: Any) -> None:
         raise UsageError(
             f"elastic.DataLoader needs samples with numbers, and {type(data).__name__} has no "
             "__len__ and __getitem__; read what can only be read in order with "
-            "elastic.ShardedStream(shards, batch_size=64)"
+            "elastic.ShardedStream(shards, global_batch_size=64)"
         )
     if not size:
         raise UsageError("the data set is empty; give at least one sample")

@@ -78,6 +78,22 @@ def present_place() -> tuple[int, int]:
     return world.rank, world.size
 
 
+def fixed_place(rank: int | None, world: int | None) -> tuple[int, int] | None:
+    """The place that a script has named, if it has.
+
+    Args:
+        rank, world: as given.
+
+    Raises:
+        UsageError: there is no such place.
+    """
+    if rank is None and world is None:
+        return None
+    if rank is None or world is None or not 0 <= rank < world:
+        raise UsageError(f"rank={rank} of world={world}: give both, with 0 <= rank < world")
+    return rank, world
+
+
 class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[misc]
     """The ``batch_sampler`` of a ``DataLoader`` of ours: it gives the indices of each piece.
 
@@ -118,15 +134,11 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         size = operator.index(data) if isinstance(data, int) else len(data)
         dropped = drop_last and not replacement and batch_size > size
         _check(size, batch_size, dropped=dropped, repeats=replacement and order is None)
-        if (rank is None) != (world is None) or (
-            rank is not None and world is not None and not 0 <= rank < world
-        ):
-            raise UsageError(f"rank={rank} of world={world}: give both, with 0 <= rank < world")
         self._size, self._seed, self.drops_last = size, seed, drop_last
         self.batch_size = batch_size
         self.at_once = at_once or 0
         self._orders = Orders(size, order, replacement=replacement)
-        self._place = None if rank is None or world is None else (rank, world)
+        self._place = fixed_place(rank, world)
         # What a thread gets instead of this rank's shares.
         self._given: dict[int, Iterable[list[int]]] = {}
         self.earlier: tuple[Stretch, ...] = ()

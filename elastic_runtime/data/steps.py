@@ -223,6 +223,23 @@ def refuse_fixed_place(place: tuple[int, int]) -> None:
         )
 
 
+def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
+    """The value of an argument.
+
+    Args:
+        name: of the argument.
+        value: as the script has given it.
+        least: the smallest that makes sense.
+        of: what it counts, with a space before it.
+
+    Raises:
+        UsageError: it is no whole number, or too small a one.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise UsageError(f"{name}={value!r}: give a whole number{of}, at least {least}")
+    return operator.index(value)
+
+
 def _number(value: Any) -> float:
     """What JSON has a word for: an int, else a float."""
     try:
@@ -243,7 +260,7 @@ class GivesSteps(StepSource):
     _walk: object = None  # the present iteration
     _asked: tuple[int, tuple[int | None, int | None]] | None = None
     _was_over: int | None = None  # the call of ``train`` in which it had nothing more to give
-    _told: tuple[int, int, int, int] | None = None  # to people, of how steps are cut
+    _told: StepPieces | None = None  # to people, of how steps are cut
     _made = 0  # steps in this iteration; in no State they are its numbers
 
     def steps(
@@ -270,6 +287,22 @@ class GivesSteps(StepSource):
         self._refuse_again((epochs, steps))
         return self._steps(epochs, steps)
 
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's share of the data, once and in order; for a validation.
+
+        No sample comes twice on any rank, so ranks may get another number of batches.
+
+        Raises:
+            UsageError: it is in a State.
+        """
+        if self._progress is not None:
+            raise UsageError(
+                "this loader is in a State, and gives the steps of the job: iterate over "
+                "loader.steps(epochs=...), and over the pieces of each step"
+            )
+        self.forget_walk()  # steps() would find other samples than its own
+        return self._own_share()
+
     def _refuse_again(self, bounds: tuple[int | None, int | None]) -> None:
         progress = self._progress
         if progress is None:
@@ -288,8 +321,10 @@ class GivesSteps(StepSource):
     def _steps(self, epochs: int | None, steps: int | None) -> Generator[TrainingStep, None, None]:
         walk = self._walk = object()
         self._begun, self.iterates = (), True
-        if self._progress is None and step_source.is_training():
-            tell_once(LOOSE_LOADER)
+        if self._progress is None:
+            self._own_peers = None  # perhaps of a world that is over
+            if step_source.is_training():
+                tell_once(LOOSE_LOADER)
         self._go_to_commit()
         begin_piece(is_last=True)
         self._made = 0
@@ -297,6 +332,8 @@ class GivesSteps(StepSource):
             while not self._is_over(epochs, steps):
                 for step in self._rest_of_epoch():
                     self._begun = (*self._begun, step)
+                    if step.number == 1 or step.samples == self.global_batch_size:
+                        self._tell_pieces(step)
                     yield step
                     if self._walk is not walk:
                         raise UsageError(
@@ -329,14 +366,21 @@ class GivesSteps(StepSource):
         before = self._progress.step if self._progress is not None else self._made
         return before + len(self._begun) + 1
 
-    def _tell_pieces(self, samples: int, at_once: int, pieces: int, world: int) -> None:
+    def _tell_pieces(self, step: TrainingStep) -> None:
         """Tells people how a step is cut, where that has changed."""
-        if self.tells_pieces and self._told != (samples, at_once, pieces, world):
-            self._told = samples, at_once, pieces, world
+        largest = -(-step.samples // step._world)
+        told = StepPieces(step.samples, step._world, -(-largest // step.pieces), step.pieces)
+        if self.tells_pieces and self._told != told:
+            self._told = told
             if context().rank == 0:
-                context().note(StepPieces(samples, world, at_once, pieces))
+                context().note(told)
 
     # What a loader does
+
+    @property
+    @abstractmethod
+    def global_batch_size(self) -> int:
+        """Samples in a step, over all ranks; the last one of an epoch may have fewer."""
 
     @property
     @abstractmethod
@@ -354,6 +398,10 @@ class GivesSteps(StepSource):
     @abstractmethod
     def _rest_of_epoch(self) -> Iterator[TrainingStep]:
         """Reads on to the end of the epoch."""
+
+    @abstractmethod
+    def _own_share(self) -> Iterator[Any]:
+        """Batches of what this rank is to validate with."""
 
     # What a State calls
 

@@ -1,7 +1,7 @@
 """Finds, in the first two steps, what a script trains with and has left out of its ``State``.
 
 Without this check such a mistake would show only after the first fault, and without an error: ranks
-would continue with different values, or with the same samples again. Only what is used in both of
+would continue with different values. Only what is used in both of
 the first two steps counts. What is certainly wrong is an error, what is likely wrong is a hint, and
 what may well be right is not reported.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import gc
 import types
-import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,43 +31,6 @@ _MOST = 200_000
 # What refers to much and keeps nothing for a script.
 _LEAVES = (torch.Tensor, types.ModuleType, types.CodeType, types.FrameType, type)
 _OWN = ("elastic_runtime.worker.", "elastic_runtime.training.")
-# Of torch's, and without a place among the samples.
-_WITHOUT_PLACE = (
-    torch.nn.Module,
-    torch.optim.Optimizer,
-    torch.optim.lr_scheduler.LRScheduler,
-    torch.amp.GradScaler,
-)
-
-
-class _Sampler(Protocol):
-    epoch: int
-    cursor: int
-
-
-class Batches(Protocol):
-    """One iteration over batches, which a loader makes.
-
-    Attributes:
-        sampler: gives them, and is moved on by commits if it is in the State.
-        began: its epoch and cursor at the beginning of the iteration.
-        given: batches so far.
-        called: what scripts call such a sampler, and name it in the State.
-    """
-
-    sampler: Any
-    began: tuple[int, int]
-    given: int
-    called: tuple[str, str]
-
-
-_latest: weakref.ref[Any] | None = None
-
-
-def begun(batches: Batches) -> None:
-    """Takes note of an iteration over batches, the newest of this process."""
-    global _latest
-    _latest = weakref.ref(batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +58,6 @@ class MissingParts:
         self._state = state
         self._stepped: dict[int, torch.optim.Optimizer] = {}
         self._first: dict[int, torch.optim.Optimizer] | None = None  # before the first commit
-        self._batches: tuple[Any, int] | None = None
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def committed(self) -> list[Finding] | None:
@@ -105,23 +66,18 @@ class MissingParts:
         Returns:
             What is missing in the State; None: it is too early to tell.
         """
-        batches = _latest() if _latest is not None else None
         if self._first is None:
             self._first, self._stepped = self._stepped, {}
-            self._batches = None if batches is None else (batches, batches.given)
             return None
         twice = [one for key, one in self._stepped.items() if key in self._first]
         found = [_about_optimizer(self._state, optimizer) for optimizer in twice]
-        if self._batches is not None and batches is self._batches[0]:
-            if self._batches[1] < batches.given:
-                found.append(_about_sampler(self._state, batches))
         self.close()
         return [one for one in found if one is not None]
 
     def close(self) -> None:
         """Looks on no more."""
         self._hook.remove()
-        self._stepped, self._first, self._batches = {}, {}, None
+        self._stepped, self._first = {}, {}
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -167,21 +123,6 @@ def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding 
         f"{kind} changes parameters that are not in the State: after a fault they would differ "
         "between workers; write State(model=…, optim=…)",
         certain=not others and not state.has_values,
-    )
-
-
-def _about_sampler(state: State, batches: Batches) -> Finding | None:
-    sampler: _Sampler = batches.sampler
-    objects = list(state._named.values())
-    moved = batches.began != (sampler.epoch, sampler.cursor)
-    # Any other object may be what says where the script is, and move the sampler there.
-    placed = any(not isinstance(one, _WITHOUT_PLACE) for one in objects)
-    if moved or placed or reaches(objects, sampler):
-        return None
-    return Finding(
-        f"{batches.called[0]} is not in the State: no commit moves it on, and it would give the "
-        f"same batches again and again; write State(…, {batches.called[1]}={batches.called[1]})",
-        certain=not state.has_values,
     )
 
 

@@ -6,7 +6,7 @@ as many samples, decode them with the same function and make the same batches, i
 
 - ``plain``: an ``IterableDataset`` whose processes share out the shards; it has no position, and
   each process has a buffer of its own for shuffling.
-- ``elastic``: ``ShardedStream``, with a commit for each batch.
+- ``elastic``: the steps of a ``ShardedStream``, each committed.
 
 ``--light`` does next to nothing to a sample: what is left is what reading itself costs. Without it
 a sample costs about what a picture or a page of text usually does, a millisecond or two.
@@ -231,7 +231,7 @@ class Elastic:
     def __init__(self, task: Task) -> None:
         self._stream = elastic.ShardedStream(
             task.shards,
-            batch_size=task.batch,
+            global_batch_size=task.batch,
             decode=task.decode,
             shuffle_buffer=task.buffer,
             num_workers=task.workers,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.data.sharded.lot_plan import WindowFound, settle
 from elastic_runtime.data.sharded.stream_tasks import ReadFailure
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled
     from elastic_runtime.data.sharded.shard_list import ShardList
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 
 # What sets each of the rules.
-_SETTINGS = ("their number of shards", "batch_size=", "streams=", "shuffle_buffer=", "seed=")
-
-
-class Gathers(Protocol):
-    """All ranks, as ``Peers`` are."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """What each of them has given."""
+_SETTINGS = ("their number of shards", "global_batch_size=", "streams=", "shuffle_buffer=", "seed=")
 
 
 class ShardsUnreachable(ElasticError):
@@ -37,7 +30,7 @@ def settled_by_all(
     lot: Lot,
     step: int,
     own: Mapping[int, HeldWindow | ReadFailure],
-    peers: Gathers,
+    gather: Callable[[Any], list[Any]],
     shards: ShardList,
 ) -> Settled:
     """Settles a lot with what all ranks have found.
@@ -46,7 +39,7 @@ def settled_by_all(
         lot: which; the same on all ranks.
         step: the next one of it.
         own: what this rank has to tell, by stream.
-        peers: all ranks.
+        gather: gives what all ranks have told.
         shards: what this rank reads.
 
     Raises:
@@ -54,7 +47,7 @@ def settled_by_all(
         ShardsUnreachable: a rank could not read a shard at present.
         UsageError: ranks are at different places, or have different shards.
     """
-    told = peers.gather(_message(lot, step, own) | {"shards": shards.identity})
+    told = gather(_message(lot, step, own) | {"shards": shards.identity})
     if len({message["shards"] for message in told}) > 1:
         lists = _by_value([message["shards"] for message in told])
         raise UsageError(
@@ -67,7 +60,7 @@ def settled_by_all(
     ]
     # What no other try will mend first, as it ends the job.
     for rank, text, final in sorted(failures, key=lambda one: not one[2]):
-        raise failure(ReadFailure(f"rank {rank}: {text}", final))
+        raise failure(ReadFailure(f"rank {rank}: {text}" if len(told) > 1 else text, final))
     if len({tuple(message["rules"]) for message in told}) > 1:
         raise UsageError(_other_settings([message["rules"] for message in told]))
     if len({message["at"] for message in told}) > 1:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from elastic_runtime.data.sample_seeds import generator
-from elastic_runtime.data.sampler import share_of
+from elastic_runtime.data.sampler import pieces_of, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,16 +170,17 @@ class Settled:
         return -(-sum(self.used) // self.lot.rules.batch)
 
 
-def begin_epoch(rules: EpochRules, epoch: int) -> Lot:
+def begin_epoch(rules: EpochRules, epoch: int, given: int = 0) -> Lot:
     """The first lot of an epoch.
 
     Args:
         rules: of that epoch.
         epoch: from 0.
+        given: how many shards of its order are left out.
     """
-    streams = min(rules.streams, rules.shards)
+    streams = min(rules.streams, rules.shards - given)
     nothing = tuple(Place(()) for _ in range(streams))
-    return _with_shards(Lot(epoch, 0, 0, rules, 0, 0, 1, nothing))
+    return _with_shards(Lot(epoch, 0, 0, rules, given, 0, 1, nothing))
 
 
 def settle(lot: Lot, found: Sequence[WindowFound]) -> Settled:
@@ -251,14 +252,14 @@ class StepShare(NamedTuple):
     """What a rank gets in a step.
 
     Attributes:
-        slots: its samples, each as its stream and its number in that stream's window; one of
-            another rank if it has none.
-        own: how many of them count.
-        total: how many the global batch has.
+        pieces: of each its samples, as their stream and their number in that stream's window; one
+            of another rank where it has none.
+        own: how many of each piece count.
+        total: how many samples the global batch has.
     """
 
-    slots: list[tuple[int, int]]
-    own: int
+    pieces: list[list[tuple[int, int]]]
+    own: list[int]
     total: int
 
 
@@ -283,24 +284,28 @@ class LotOrder:
         order = torch.sort(torch.cat(times), stable=True).indices
         self._streams, self._numbers = torch.cat(streams)[order], torch.cat(numbers)[order]
 
-    def share(self, step: int, rank: int, ranks: int) -> StepShare:
+    def share(self, step: int, rank: int, ranks: int, at_once: int = 0) -> StepShare:
         """What a rank gets in a step of the lot.
 
         Args:
             step: from 0.
             rank: which share.
             ranks: how many shares.
+            at_once: the most samples in a piece; 0: a share is one piece.
         """
         at = slice(step * self._batch, (step + 1) * self._batch)
-        streams = self._streams[at]
+        streams, numbers = self._streams[at], self._numbers[at]
         total = len(streams)
-        start, end = share_of(total, rank, ranks)
         # By stream: so a rank finds its samples in few windows, always about the same.
-        chosen = torch.sort(streams, stable=True).indices[start : max(end, start + 1)]
-        if start >= total:  # more ranks than samples
-            chosen = torch.zeros(1, dtype=torch.int64, device="cpu")
-        slots = zip(streams[chosen].tolist(), self._numbers[at][chosen].tolist(), strict=True)
-        return StepShare(list(slots), end - start, total)
+        order = torch.sort(streams, stable=True).indices
+        cuts = pieces_of(total, rank, ranks, at_once)
+        pieces = []
+        for start, end in cuts:
+            first = min(start, total - 1)  # more ranks than samples
+            chosen = order[first : max(end, first + 1)]
+            slots = zip(streams[chosen].tolist(), numbers[chosen].tolist(), strict=True)
+            pieces.append(list(slots))
+        return StepShare(pieces, [end - start for start, end in cuts], total)
 
 
 def likely_streams(streams: int, rank: int, ranks: int) -> range:

@@ -181,8 +181,9 @@ def check_options(options: dict[str, Any]) -> None:
     known = {*inspect.signature(DataLoader).parameters} - {"dataset", "batch_size"}
     if unknown := sorted(set(options) - known):
         raise UsageError(
-            f"ShardedStream has no option {', '.join(unknown)}; its own are batch_size, read, "
-            "decode, collate_fn, shuffle_buffer, seed and streams, others are those of DataLoader"
+            f"ShardedStream has no option {', '.join(unknown)}; its own are "
+            "global_batch_size, at_once, read, decode, collate_fn, shuffle_buffer, seed and "
+            "streams, others are those of DataLoader"
         )
     if not options.get("in_order", True):
         raise UsageError(

@@ -5,39 +5,37 @@ See ``lot_plan.py`` for what ranks agree on, and ``stream_steps.py`` for how the
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch.distributed as dist
-
-from elastic_runtime.data.sampler import present_place
+from elastic_runtime.data.sampler import fixed_place, present_place, share_of
 from elastic_runtime.data.sharded.lot_plan import EpochRules, Lot, begin_epoch
 from elastic_runtime.data.sharded.shard_list import ShardList, check_options
 from elastic_runtime.data.sharded.stream_steps import Committed, StreamSteps, StreamWindows
 from elastic_runtime.data.sharded.stream_tasks import ShardWork, TaskLoader
-from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_place
+from elastic_runtime.data.steps import (
+    GivesSteps,
+    TrainingStep,
+    refuse_fixed_place,
+    whole_number,
+)
 from elastic_runtime.errors import UsageError
-from elastic_runtime.worker import missing_parts
-from elastic_runtime.worker.peers import Peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from elastic_runtime.data.sharded.lot_plan import Settled
-    from elastic_runtime.data.sharded.stream_steps import GivenStep
     from elastic_runtime.worker.world import World
 
 
 class ShardedStream(GivesSteps):
-    """The batches of this rank from shards that are read in order.
+    """Gives the samples of shards that are read in order, step by step, each once an epoch.
 
     Example::
 
-        stream = elastic.ShardedStream("data/*.tar", batch_size=256, shuffle_buffer=10_000,
-                                       decode=to_tensors, num_workers=4)
+        stream = elastic.ShardedStream("data/*.tar", global_batch_size=256, at_once=32,
+                                       shuffle_buffer=10_000, decode=to_tensors, num_workers=4)
         state = elastic.State(model=model, optim=optim, stream=stream)
 
         def train(world):
@@ -48,18 +46,27 @@ class ShardedStream(GivesSteps):
                 optim.zero_grad()
                 state.commit()
 
-    All ranks iterate over it at the same time, and each gets its share of every global batch.
+    All ranks ask for its steps at the same time, and each gets its share of every global batch.
+
+    A stream that is in no ``State`` can be iterated directly, for a validation: it gives this
+    rank's share of the shards, once and in an order that is always the same. A rank that finds no
+    shard left gets nothing.
+
+    Attributes:
+        epoch: the epoch that the next step belongs to, from 0.
+        cursor: how many samples of it are committed.
+        global_batch_size: samples in a step, over all ranks.
     """
 
     # Of the present world, where ``elastic.run`` tells.
     _entered: tuple[int, int] | None = None
-    _peers: Peers | _Alone | None = None
 
     def __init__(
         self,
         shards: str | Iterable[Any],
         *,
-        batch_size: int,
+        global_batch_size: int,
+        at_once: int | None = None,
         read: str | Callable[[Any], Iterable[Any]] | None = None,
         decode: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -75,8 +82,10 @@ class ShardedStream(GivesSteps):
         Args:
             shards: paths, or URLs that fsspec knows; a pattern of paths; an ``IterableDataset`` of
                 Hugging Face; or a list of whatever ``read`` understands. The same on all ranks.
-            batch_size: samples in a global batch, over all ranks; the last one of an epoch may be
+            global_batch_size: samples in a step, over all ranks; the last one of an epoch may be
                 smaller.
+            at_once: how many of them one rank holds at a time; a larger share comes in pieces, as
+                many on all ranks. None: each share in one piece.
             read: ``"tar"`` (WebDataset's layout), ``"parquet"``, ``"jsonl"``; or ``read(shard)``
                 gives something that can be iterated, each time with the same samples. If that has
                 ``state_dict`` and ``load_state_dict`` it goes on from a position, else what comes
@@ -98,28 +107,32 @@ class ShardedStream(GivesSteps):
             UsageError: an argument is missing or out of range, or nothing tells how shards are
                 read.
         """
-        size = _whole("batch_size", batch_size, 1)
+        size = whole_number("global_batch_size", global_batch_size, 1, " of samples")
+        self._at_once = 0 if at_once is None else whole_number("at_once", at_once, 1, " of samples")
         check_options(options)
         self._list = ShardList.of(shards, read, decode)
         number = len(self._list.shards)
-        usual = _usual_streams(size, number)
-        streams = usual if streams is None else _whole("streams", streams, 1)
-        shuffle = _whole("shuffle_buffer", shuffle_buffer, 0)
-        self._rules = EpochRules(number, size, streams, shuffle, _whole("seed", seed, 0))
+        streams = _usual_streams(size, number) if streams is None else streams
+        self._rules = EpochRules(
+            number,
+            size,
+            whole_number("streams", streams, 1),
+            whole_number("shuffle_buffer", shuffle_buffer, 0, " of samples"),
+            whole_number("seed", seed, 0),
+        )
         work = ShardWork(self._list.shards, self._list.read, self._list.decode, collate_fn)
         self._windows = StreamWindows(TaskLoader(work, options))
-        self._fixed = _fixed_place(rank, world)
-        self._tickets = itertools.count()
-        self._under_way: deque[GivenStep] = deque()
-        self._committed = Committed(begin_epoch(self._rules, 0), 0, None)
+        self._fixed = fixed_place(rank, world)
+        self._committed = self._at = Committed(begin_epoch(self._rules, 0), 0, None)
         self._lot_text, self._counts_text = self._committed.lot.text, "null"
 
     def __repr__(self) -> str:
         """Its shards and batch, and where it is."""
         rank, world = self.place
         return (
-            f"{type(self).__name__}({self._rules.shards} shards, batch_size={self._rules.batch}; "
-            f"epoch {self.epoch}, cursor {self.cursor}, rank {rank} of {world})"
+            f"{type(self).__name__}({self._rules.shards} shards, "
+            f"global_batch_size={self._rules.batch}; epoch {self.epoch}, "
+            f"cursor {self.cursor}, rank {rank} of {world})"
         )
 
     def __bool__(self) -> bool:
@@ -135,7 +148,7 @@ class ShardedStream(GivesSteps):
         raise TypeError(
             "a ShardedStream has no length: how many samples a shard has is only known once it is "
             "read; train until stream.epoch changes, or tell your trainer a number of steps. It is "
-            "itself the loader: iterate over it, without a DataLoader or a sampler"
+            "itself the loader, without a DataLoader or a sampler"
         )
 
     def enter(self, world: World) -> None:
@@ -147,42 +160,9 @@ class ShardedStream(GivesSteps):
         if self._fixed is not None:
             refuse_fixed_place(self._fixed)
         self._entered = world.rank, world.size
-        self._peers = self._gloo = self._own_peers = None
         # Iterations of before are void. What was given last may still be committed: where ranks
         # have finished a step that a fault has interrupted, it counts.
-        self._under_way = deque(self._under_way)
-        self._windows.restart()
-
-    def __iter__(self) -> Iterator[Any]:
-        """This rank's batches, from the last commit to the end of the epoch.
-
-        Raises:
-            BrokenShard: a shard is missing, or cannot be understood; on all ranks.
-            UsageError: ranks have different shards or are at different places.
-        """
-        self._under_way = deque()
-        self._windows.forget_steps()
-        told = self._entered is not None
-        if self._peers is None or not (told or _are_there(self._peers)):
-            self._peers = self._met()
-        steps = StreamSteps(
-            self._committed,
-            self._windows,
-            self._peers,
-            self.place,
-            self._follow,
-            self._tickets,
-            self._list,
-        )
-        return _Batches(self, iter(steps), self._under_way)
-
-    def _met(self) -> Peers | _Alone:
-        if self._fixed is not None and self._fixed[1] == 1:
-            return _Alone()
-        if self._peers is not None:  # of a world that is gone, of which nobody has told the stream
-            self._windows.restart()
-        several = self._gloo is not None and dist.get_world_size() > 1
-        return Peers(self._gloo.another() if self._gloo and several else None)
+        self._walk, self.iterates = None, False
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # it cannot be set
@@ -196,53 +176,78 @@ class ShardedStream(GivesSteps):
         return lot.before + step * lot.rules.batch
 
     @property
+    def global_batch_size(self) -> int:
+        """Samples in a step, over all ranks; the last one of an epoch may have fewer."""
+        return self._rules.batch
+
+    @property
     def place(self) -> tuple[int, int]:
         """The rank whose shares these are, and of how many."""
         return self._fixed or self._entered or present_place()
 
-    @property
-    def loss_scale(self) -> float:
-        """What to multiply this rank's mean loss with, in the step that is under way."""
-        if not self._under_way:
-            raise UsageError("loss_scale belongs to a batch, and none has been taken")
-        step = self._under_way[0]
-        return step.own * self.place[1] / step.total
-
     def commit(self) -> None:
-        """Moves on past the steps begun since the last commit; without ``steps()``, past the oldest
-        batch that was taken and not committed yet.
-        """
-        for _ in range(self.forget_begun() or 1):
-            if self._under_way:
-                self._go_to(self._under_way.popleft().after)
+        """See ``StepSource``."""
+        if self.forget_begun():
+            self._go_to(self._at)
 
     def _go_to_commit(self) -> None:
-        self._under_way = deque()
+        self._at = self._committed
+        self._windows.restart(self._at.lot)
 
     def _next_epoch(self) -> int:
-        return self._under_way[-1].after.lot.epoch if self._under_way else self.epoch
+        return self._at.lot.epoch
 
     def _rest_of_epoch(self) -> Iterator[TrainingStep]:
-        if self._begun:
-            raise UsageError(
-                "an epoch of a ShardedStream is over, and its last step is not committed; commit "
-                "it before the next epoch begins"
-            )
-        epoch, (_, world) = self.epoch, self.place
-        for batch in iter(self):
-            given = self._under_way[-1]
-            if given.total == self._rules.batch:
-                self._tell_pieces(given.total, -(-given.total // world), 1, world)
+        epoch, place = self._next_epoch(), self.place
+        for given in StreamSteps(
+            self._at,
+            self._windows,
+            gather=self.peers().gather,
+            place=place,
+            at_once=self._at_once,
+            follow=self._follow,
+            shards=self._list,
+        ):
+            self._at = given.after
             yield TrainingStep(
                 self,
-                iter((batch,)),
-                [given.own],
+                given.pieces,
+                given.own,
                 number=self._number(),
                 epoch=epoch,
-                last_of_epoch=given.after.lot.epoch != epoch,
+                last_of_epoch=self._next_epoch() != epoch,
                 samples=given.total,
-                world=world,
+                world=place[1],
             )
+        if self._next_epoch() == epoch:
+            raise UsageError(
+                "there is no sample in any of the shards, or none that read= gives: an epoch of "
+                "them has no step"
+            )
+
+    def _own_share(self) -> Iterator[Any]:
+        rank, world = self.place
+        first, end = share_of(self._rules.shards, rank, world)
+        size = self._at_once or -(-self._rules.batch // world)
+        streams = min(self._rules.streams, _usual_streams(size, end - first))
+        rules = replace(self._rules, shards=end, batch=size, streams=streams, shuffle=0)
+        begin = Committed(begin_epoch(rules, 0, given=first), 0, None)
+        self._windows.restart(begin.lot)
+        return self._batches_from(begin)
+
+    def _batches_from(self, begin: Committed) -> Iterator[Any]:
+        # No other rank reads these shards.
+        for given in StreamSteps(
+            begin,
+            self._windows,
+            gather=lambda told: [told],
+            place=(0, 1),
+            at_once=0,
+            follow=lambda settled: settled.next,
+            shards=self._list,
+        ):
+            yield from given.pieces
+            self._windows.forget_before(given.after.lot)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, the same on every rank and for every number of ranks."""
@@ -267,7 +272,6 @@ class ShardedStream(GivesSteps):
                 f"the saved state of this ShardedStream is that of something else: it has no "
                 f"{', '.join(missing)}; give the stream another name among the entries"
             )
-        self._under_way = deque()
         self.forget_walk()
         self._rules = replace(self._rules, seed=state["seed"])
         if not state["cursor"]:
@@ -307,58 +311,6 @@ class ShardedStream(GivesSteps):
             self._counts_text = json.dumps(committed.counts)
 
 
-class _Alone:
-    """No other rank reads the same stream."""
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-
-def _are_there(peers: Peers | _Alone) -> bool:
-    """Whether these are still the ranks of the present world."""
-    if isinstance(peers, _Alone):
-        return True
-    if peers.group is None:
-        return present_place()[1] == 1
-    try:
-        return bool(dist.get_rank(peers.group) == peers.rank)
-    except (ValueError, RuntimeError):  # the group has ended
-        return False
-
-
-class _Batches:
-    """One iteration; see ``missing_parts.Batches``."""
-
-    called = "the ShardedStream", "stream"
-
-    def __init__(
-        self,
-        stream: ShardedStream,
-        steps: Iterator[tuple[Any, GivenStep]],
-        under_way: deque[GivenStep],
-    ) -> None:
-        self.sampler = stream
-        self.began = stream.epoch, stream.cursor
-        self.given = 0
-        self._steps, self._under_way = steps, under_way
-
-    def __iter__(self) -> _Batches:
-        return self
-
-    def __next__(self) -> Any:
-        if self.sampler._under_way is not self._under_way:
-            raise UsageError(
-                "this iteration over the stream was begun before another one, or before a position "
-                "was loaded; iterate over the stream anew"
-            )
-        if not self.given:
-            missing_parts.begun(self)
-        batch, step = next(self._steps)
-        self._under_way.append(step)
-        self.given += 1
-        return batch
-
-
 def _usual_streams(batch: int, shards: int) -> int:
     """As many as a batch has samples, or the next number below that makes even parts of a batch.
 
@@ -366,19 +318,3 @@ def _usual_streams(batch: int, shards: int) -> int:
     """
     most = min(batch, shards)
     return next((n for n in range(most, most // 2, -1) if batch % n == 0), most)
-
-
-def _fixed_place(rank: int | None, world: int | None) -> tuple[int, int] | None:
-    if rank is None and world is None:
-        return None
-    if rank is None or world is None:
-        raise UsageError("give rank= and world= both, or none of them")
-    if not 0 <= rank < world:
-        raise UsageError(f"there is no rank {rank} of {world}; ranks count from 0")
-    return rank, world
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is a whole number from {least} on, not {value!r}")
-    return value

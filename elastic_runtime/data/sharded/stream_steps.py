@@ -1,7 +1,8 @@
-"""One iteration over a stream, in one world: from what is committed to the end of the epoch."""
+"""One iteration over a stream, in one world: from a step to the end of the epoch."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,10 +11,10 @@ from elastic_runtime.data.sample_seeds import Moment
 from elastic_runtime.data.sharded.lot_exchange import failure, settled_by_all
 from elastic_runtime.data.sharded.lot_plan import LotOrder, likely_streams, told_by
 from elastic_runtime.data.sharded.stream_tasks import (
+    BatchTask,
     HeldWindow,
     ReadFailure,
     ReadResult,
-    StepTask,
     WindowKey,
 )
 from elastic_runtime.errors import UsageError
@@ -21,7 +22,6 @@ from elastic_runtime.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from elastic_runtime.data.sharded.lot_exchange import Gathers
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled, StepShare
     from elastic_runtime.data.sharded.shard_list import ShardList
     from elastic_runtime.data.sharded.stream_tasks import TaskLoader
@@ -45,12 +45,14 @@ class GivenStep(NamedTuple):
     """A step that was given out.
 
     Attributes:
-        own: how many of this rank's samples count.
+        pieces: the batches of this rank, which are waited for one by one.
+        own: how many samples of each piece count.
         total: how many the global batch has.
         after: how far the job is once it is committed.
     """
 
-    own: int
+    pieces: Iterator[Any]
+    own: list[int]
     total: int
     after: Committed
 
@@ -67,22 +69,23 @@ class StreamWindows:
         self._loader = loader
         self._held: dict[WindowKey, HeldWindow | ReadFailure] = {}
         self._asked: set[WindowKey] = set()
+        self._tickets = itertools.count()  # numbers of batches
         self._batches: dict[int, Any] = {}
         self._wanted: set[int] = set()
 
-    def restart(self) -> None:
-        """Nothing is under way any more; what was read stays."""
-        self._loader.drop()
-        self.forget_steps()
-        self._asked.clear()
+    def restart(self, lot: Lot) -> None:
+        """An iteration begins: nothing is under way any more; what was read stays.
 
-    def forget_steps(self) -> None:
-        """No batch is wanted that was asked for."""
-        self._loader.queue.forget_steps()
+        Args:
+            lot: the first that is needed.
+        """
+        self._loader.drop()
+        self._asked.clear()
         self._batches.clear()
         self._wanted.clear()
         # What could not be read may be there by now.
         self._held = {k: w for k, w in self._held.items() if not isinstance(w, ReadFailure)}
+        self.forget_before(lot)
 
     def forget_before(self, lot: Lot) -> None:
         """Frees the windows of earlier lots.
@@ -94,12 +97,12 @@ class StreamWindows:
         for key in [k for k in self._held if (k.epoch, k.lot) < age]:
             del self._held[key]
 
-    def ask(self, keys: list[WindowKey], steps: int) -> None:
-        """Has windows read while so many steps are made; 0: at once."""
+    def ask(self, keys: list[WindowKey], batches: int) -> None:
+        """Has windows read while so many batches are made; 0: at once."""
         new = [key for key in keys if key not in self._held and key not in self._asked]
         self._asked.update(new)
         if new:
-            self._loader.queue.read(new, steps)
+            self._loader.queue.read(new, batches)
 
     def get(self, keys: list[WindowKey]) -> list[HeldWindow | ReadFailure]:
         """Waits for windows."""
@@ -113,24 +116,39 @@ class StreamWindows:
             queue.only_reads = False
         return [self._held[key] for key in keys]
 
-    def prepare(self, ticket: int, lot: Lot, share: StepShare) -> None:
-        """Has a batch made in its turn, of windows that were got."""
-        self._wanted.add(ticket)
+    def prepare(self, lot: Lot, slots: list[tuple[int, int]]) -> int:
+        """Has a batch made in its turn, of windows that were got.
+
+        Args:
+            lot: of the samples.
+            slots: see ``StepShare``.
+
+        Returns:
+            By what ``batch`` knows it.
+        """
         keys = window_keys(lot)
-        windows = {stream: self._held[keys[stream]] for stream in dict(share.slots)}
+        windows = {stream: self._held[keys[stream]] for stream in dict(slots)}
         for window in windows.values():
             if isinstance(window, ReadFailure):
                 raise failure(window)
+        ticket = next(self._tickets)
+        self._wanted.add(ticket)
         moment = Moment(lot.rules.seed, lot.epoch)
-        self._loader.queue.step(partial(_step_task, windows, share, ticket, moment))
+        self._loader.queue.batch(partial(_batch_task, windows, slots, ticket, moment))
+        return ticket
 
     def batch(self, ticket: int) -> Any:
         """Waits for a batch.
 
         Raises:
             BrokenShard: a sample could not be decoded.
+            UsageError: it is not wanted any more.
         """
         while ticket not in self._batches:
+            if ticket not in self._wanted:
+                raise UsageError(
+                    "this iteration over the stream was begun before another one; begin anew"
+                )
             self._take()
         batch = self._batches.pop(ticket)
         if isinstance(batch, ReadFailure):
@@ -156,36 +174,36 @@ class StreamSteps:
 
     def __init__(
         self,
-        committed: Committed,
+        begin: Committed,
         windows: StreamWindows,
-        peers: Gathers,
+        gather: Callable[[Any], list[Any]],
         place: tuple[int, int],
+        at_once: int,
         follow: Callable[[Settled], Lot],
-        tickets: Iterator[int],
         shards: ShardList,
     ) -> None:
         """Reads nothing yet.
 
         Args:
-            committed: where it begins.
+            begin: where it begins.
             windows: reads.
-            peers: all ranks.
+            gather: gives what all ranks have told.
             place: which share of each step is read, and of how many.
+            at_once: the most samples in a piece; 0: a share is one piece.
             follow: the lot that comes after a settled one, under the present rules.
-            tickets: numbers that no batch has had.
             shards: what is read.
         """
-        self._begin = committed
+        self._begin = begin
         self._windows = windows
-        self._peers = peers
+        self._gather = gather
         self._place = place
+        self._at_once = at_once
         self._follow = follow
-        self._tickets = tickets
         self._shards = shards
-        self._prepared: deque[tuple[int, StepShare]] = deque()
+        self._prepared: deque[tuple[list[int], StepShare]] = deque()
 
-    def __iter__(self) -> Iterator[tuple[Any, GivenStep]]:
-        """Batches, with what they are to the job."""
+    def __iter__(self) -> Iterator[GivenStep]:
+        """The steps, with what they are to the job."""
         lot, first, counts = self._begin
         present: Settled | None = self._settle(lot, first, counts)
         while present is not None:
@@ -199,15 +217,11 @@ class StreamSteps:
                 last = step + 1 == present.steps
                 then = after if last else Committed(present.lot, step + 1, present.counts)
                 assert then is not None
-                ticket, share = self._prepared.popleft()
-                yield self._windows.batch(ticket), GivenStep(share.own, share.total, then)
+                tickets, share = self._prepared.popleft()
+                pieces = map(self._windows.batch, tickets)
+                yield GivenStep(pieces, share.own, share.total, then)
             if after is None:  # a lot without steps, at the very beginning
                 following, _ = self._next(present)
-                if following is None:
-                    raise UsageError(
-                        "there is no sample in any of the shards, or none that read= gives: an "
-                        "epoch of them has no step"
-                    )
             present, first = following, 0
 
     def _next(self, present: Settled) -> tuple[Settled | None, Committed]:
@@ -226,21 +240,22 @@ class StreamSteps:
         self._windows.ask(self._likely(lot), 0)
         told = [n for n in range(len(keys)) if told_by(n, len(keys), ranks) == rank]
         own = dict(zip(told, self._windows.get([keys[n] for n in told]), strict=True))
-        settled = settled_by_all(lot, first, own, self._peers, self._shards)
+        settled = settled_by_all(lot, first, own, self._gather, self._shards)
         if counts is not None and counts != settled.counts:
             self._refuse_other_shards(lot, counts, settled.counts)
+        order = LotOrder(settled)
+        own_shares = [
+            order.share(step, rank, ranks, self._at_once) for step in range(first, settled.steps)
+        ]
+        batches = [slots for share in own_shares for slots in share.pieces]
         if not settled.last:
             # In half of the time that there is, since they must not be waited for.
-            steps = max(1, (settled.steps - first) // 2)
-            self._windows.ask(self._likely(self._follow(settled)), steps)
-        order = LotOrder(settled)
-        shares = [order.share(step, rank, ranks) for step in range(first, settled.steps)]
-        needed = sorted({stream for share in shares for stream, _ in share.slots})
+            self._windows.ask(self._likely(self._follow(settled)), max(1, len(batches) // 2))
+        needed = sorted({stream for slots in batches for stream, _ in slots})
         self._windows.get([keys[stream] for stream in needed])
-        for share in shares:
-            ticket = next(self._tickets)
-            self._windows.prepare(ticket, lot, share)
-            self._prepared.append((ticket, share))
+        for share in own_shares:
+            tickets = [self._windows.prepare(lot, slots) for slots in share.pieces]
+            self._prepared.append((tickets, share))
         return settled
 
     def _refuse_other_shards(self, lot: Lot, before: tuple[int, ...], now: tuple[int, ...]) -> None:
@@ -257,16 +272,16 @@ class StreamSteps:
         return [keys[stream] for stream in likely_streams(len(keys), *self._place)]
 
 
-def _step_task(
+def _batch_task(
     windows: Mapping[int, Any],
-    share: StepShare,
+    slots: list[tuple[int, int]],
     ticket: int,
     moment: Moment,
     keep_from: tuple[int, int],
-) -> StepTask:
-    samples = [windows[stream].sample(number) for stream, number in share.slots]
-    shards = [windows[stream].shard_of(number) for stream, number in share.slots]
-    return StepTask(ticket, moment, samples, shards, keep_from)
+) -> BatchTask:
+    samples = [windows[stream].sample(number) for stream, number in slots]
+    shards = [windows[stream].shard_of(number) for stream, number in slots]
+    return BatchTask(ticket, moment, samples, shards, keep_from)
 
 
 def window_keys(lot: Lot) -> list[WindowKey]:

@@ -1,4 +1,4 @@
-"""What is done apart from training: windows are read, and the samples of a step made a batch.
+"""What is done apart from training: windows are read, and samples made a batch.
 
 Both are tasks of one ``DataLoader``, whose processes take them in turn. So the same processes read
 what later steps need while they prepare the next ones, and a stream is read by the same process
@@ -59,8 +59,8 @@ class ReadTask(NamedTuple):
     keep_from: tuple[int, int]
 
 
-class StepTask(NamedTuple):
-    """The samples of a step, to be made a batch.
+class BatchTask(NamedTuple):
+    """Samples to be made a batch.
 
     Attributes:
         ticket: by which the batch will be known.
@@ -95,7 +95,7 @@ class HeldWindow(NamedTuple):
     found: WindowFound
 
     def sample(self, number: int) -> Any:
-        """What a ``StepTask`` has for a sample.
+        """What a ``BatchTask`` has for a sample.
 
         Args:
             number: of the sample in the window.
@@ -165,14 +165,14 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
         # In a process of a loader: what was read and is not used yet.
         self._kept: LoneSamples | SharedSamples | None = None
 
-    def __getitem__(self, task: ReadTask | StepTask | None) -> Any:
+    def __getitem__(self, task: ReadTask | BatchTask | None) -> Any:
         if self._kept is None and (process := get_worker_info()) is not None:
             self._kept = LoneSamples() if process.num_workers == 1 else SharedSamples()
         if task is None:
             return None
         if self._kept is not None:
             self._kept.drop_before(task.keep_from)
-        if isinstance(task, StepTask):
+        if isinstance(task, BatchTask):
             return task.ticket, self._batch(task)
         with torch_private.hidden_loader_process():
             found = self._windows(task)
@@ -191,7 +191,7 @@ class ShardWork(Dataset[Any]):  # type: ignore[misc]  # torch has no types
                 found.append((key, HeldWindow(window.samples, None, 0, window.runs, window.found)))
         return found
 
-    def _batch(self, task: StepTask) -> Any:
+    def _batch(self, task: BatchTask) -> Any:
         begin(task.moment)
         decoded = []
         for given, shard in zip(task.samples, task.shards, strict=True):
@@ -253,7 +253,7 @@ def _kept_apart(
 
 
 class TaskQueue:
-    """Which task comes next: those of the next steps, and between them what later ones need."""
+    """Which task comes next: the next batches, and between them what later ones need."""
 
     def __init__(self, processes: int) -> None:
         """Has nothing to do yet.
@@ -263,8 +263,8 @@ class TaskQueue:
         """
         self._processes = max(1, processes)
         self._reads: list[deque[ReadTask]] = [deque() for _ in range(self._processes)]
-        self._steps: deque[Callable[[tuple[int, int]], StepTask]] = deque()
-        # Of each process: reads for each step that it makes, and reads that are due.
+        self._batches: deque[Callable[[tuple[int, int]], BatchTask]] = deque()
+        # Of each process: reads for each batch that it makes, and reads that are due.
         self._pace = [0.0] * self._processes
         self._due = [0.0] * self._processes
         self._turn = 0
@@ -279,47 +279,43 @@ class TaskQueue:
         """Forgets all tasks."""
         for reads in self._reads:
             reads.clear()
-        self._steps.clear()
+        self._batches.clear()
 
-    def forget_steps(self) -> None:
-        """Forgets the steps, and goes on reading."""
-        self._steps.clear()
-
-    def read(self, windows: Sequence[WindowKey], steps: int) -> None:
-        """Adds windows to be read while so many steps are made.
+    def read(self, windows: Sequence[WindowKey], batches: int) -> None:
+        """Adds windows to be read while so many batches are made.
 
         Args:
             windows: which.
-            steps: 0: at once.
+            batches: 0: at once.
         """
         for number, reads in enumerate(self._reads):
             own = [key for key in windows if key.stream % self._processes == number]
-            at_once = max(1, -(-len(own) * self._processes // max(1, steps)))
+            at_once = max(1, -(-len(own) * self._processes // max(1, batches)))
             starts = range(0, len(own), at_once)
             reads.extend(ReadTask(own[n : n + at_once], self.keep_from) for n in starts)
-            self._pace[number] = len(reads) * self._processes / max(1, steps)
+            self._pace[number] = len(reads) * self._processes / max(1, batches)
 
-    def step(self, task: Callable[[tuple[int, int]], StepTask]) -> None:
-        """Adds the samples of a step.
+    def batch(self, task: Callable[[tuple[int, int]], BatchTask]) -> None:
+        """Adds samples that become a batch.
 
         Args:
             task: gives them, when it is their turn, to what is kept then. It must not refer to what
                 has this queue: processes of a loader in a circle of references end late.
         """
-        self._steps.append(task)
+        self._batches.append(task)
 
-    def __iter__(self) -> Iterator[ReadTask | StepTask | None]:
+    def __iter__(self) -> Iterator[ReadTask | BatchTask | None]:
         return self
 
-    def __next__(self) -> ReadTask | StepTask | None:
+    def __next__(self) -> ReadTask | BatchTask | None:
         turn, self._turn = self._turn, (self._turn + 1) % self._processes
         reads = self._reads[turn]
-        if reads and (self.only_reads or self._due[turn] >= 1 or not self._steps):
+        if reads and (self.only_reads or self._due[turn] >= 1 or not self._batches):
             self._due[turn] = max(0.0, self._due[turn] - 1)
             return reads.popleft()
-        if self._steps and not self.only_reads:
+        if self._batches and not self.only_reads:
             self._due[turn] = self._due[turn] + self._pace[turn] if reads else 0.0
-            return self._steps.popleft()(self.keep_from)
+            return self._batches.popleft()(self.keep_from)
         return None
 
 

@@ -72,7 +72,7 @@ class Work:
     def _data(self, kind: dict[str, Any]) -> Any:
         if kind.get("stream"):
             pattern = str(self.folder / "*.jsonl")
-            return elastic.ShardedStream(pattern, batch_size=BATCH, decode=read)
+            return elastic.ShardedStream(pattern, global_batch_size=BATCH, decode=read)
         return elastic.DataLoader(Numbered(kind.get("size", BATCH * 300)), BATCH, seed=1)
 
     def note(self, what: str, **fields: Any) -> None:

@@ -12,18 +12,17 @@ import elastic_runtime as elastic
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateLacks
 from elastic_runtime.training.state import State
-from elastic_runtime.worker import missing_parts
 from elastic_runtime.worker.missing_parts import Finding, MissingParts, reaches, report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from elastic_runtime.events import Event
 
 
 def stream() -> elastic.ShardedStream:
     """Sixteen samples."""
-    return elastic.ShardedStream([0], read=lambda _: torch.zeros(16, 2), batch_size=2)
+    return elastic.ShardedStream([0], read=lambda _: torch.zeros(16, 2), global_batch_size=2)
 
 
 class Script:
@@ -53,8 +52,7 @@ class Script:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    monkeypatch.setattr(missing_parts, "_latest", None)
+def script() -> Script:
     return Script()
 
 
@@ -130,43 +128,6 @@ def test_an_optimizer_of_one_step_is_a_helper(script: Script) -> None:
     assert script.steps(State(model=script.model, optim=script.optim), step) == []
 
 
-def batches_of(stream: elastic.ShardedStream) -> Callable[[], Any]:
-    batches: Iterator[Any] = iter(stream)
-    return lambda: next(batches)
-
-
-def test_a_stream_is_missed(script: Script) -> None:
-    state = State(model=script.model, optim=script.optim)
-    (found,) = script.steps(state, batches_of(script.stream))
-    assert "the ShardedStream is not in the State" in found.text
-    assert found.certain
-    state.seen = 0  # a script may keep the position there
-    (found,) = script.steps(state, batches_of(script.stream))
-    assert not found.certain
-
-
-def test_a_stream_that_moves_or_belongs_to_an_evaluation_is_not_spoken_of(script: Script) -> None:
-    bare = State(model=script.model, optim=script.optim)
-    whole = State(model=script.model, stream=script.stream)
-    assert script.steps(whole, batches_of(script.stream)) == []
-    assert script.steps(State(mine=Holder(None)), batches_of(script.stream)) == []
-
-    other = stream()
-    assert script.steps(whole, batches_of(other)) == []
-    assert script.steps(bare, lambda: list(other)) == [], "an evaluation in each step"
-    once = batches_of(other)
-    once()
-    assert script.steps(bare, lambda: None) == [], "an evaluation before the first step"
-
-    draw = batches_of(script.stream)
-
-    def step() -> None:
-        draw()
-        script.stream.commit()
-
-    assert script.steps(bare, step) == []
-
-
 def test_it_looks_on_no_more_after_two_steps(script: Script) -> None:
     from torch.optim import optimizer
 
@@ -199,15 +160,14 @@ def test_elastic_run_says_so_at_the_second_step(monkeypatch: pytest.MonkeyPatch)
     from elastic_runtime.training import run_loop
 
     monkeypatch.setattr(run_loop, "_ran", False)
-    monkeypatch.setattr(missing_parts, "_latest", None)
     script = Script()
-    state = State(model=script.model, optim=script.optim)
+    state = State(stream=script.stream)
 
     def train(world: elastic.World) -> None:
-        for _ in script.stream:
+        for _ in script.stream.steps(epochs=1):
             script.step()
             state.commit()
 
-    with pytest.raises(UsageError, match="the ShardedStream is not in the State"):
+    with pytest.raises(UsageError, match="AdamW changes parameters that are not in the State"):
         elastic.run(train, state)
     assert state.step == 2

@@ -9,7 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from elastic_runtime.data.sharded import sharded_stream
+from elastic_runtime.data import steps as step_module
 from tests.unit.data.play import world_of
 
 if TYPE_CHECKING:
@@ -45,17 +45,26 @@ class ThreadPeers:
         self._barrier.abort()
 
 
+# Its weight and its samples.
+Piece = tuple[float, tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class GlobalStep:
-    """A committed step: its epoch, and what each rank's samples were."""
+    """A committed step: its epoch, and the pieces of each rank."""
 
     epoch: int
-    by_rank: tuple[tuple[int, ...], ...]
+    by_rank: tuple[tuple[Piece, ...], ...]
 
     @property
     def samples(self) -> list[int]:
-        """Of all ranks."""
-        return sorted(n for own in self.by_rank for n in own)
+        """Those of all ranks that count."""
+        return sorted(n for own in self.counted for piece in own for n in piece)
+
+    @property
+    def counted(self) -> list[list[tuple[int, ...]]]:
+        """The samples that count, by rank and piece."""
+        return [[piece if weight else () for weight, piece in own] for own in self.by_rank]
 
 
 def write_shards(folder: Path, sizes: list[int]) -> list[str]:
@@ -75,28 +84,27 @@ def live(
     steps: int,
     epochs: int,
     *,
-    ahead: int = 0,
+    cut_off: bool = False,
 ) -> list[GlobalStep]:
-    """Trains in a world of these ranks; then all stop, with batches read ahead and not committed.
+    """Trains in a world of these ranks; then all stop.
 
     Args:
         streams: one for each rank.
         steps: how many are committed at most.
         epochs: it ends after these in any case.
-        ahead: how many batches are taken before the oldest of them is committed.
+        cut_off: they stop in the middle of the next step.
     """
     peers = ThreadPeers(len(streams))
-    made: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in streams]
+    made: list[list[tuple[int, tuple[Piece, ...]]]] = [[] for _ in streams]
     errors: list[BaseException] = []
     local = threading.local()
-    monkeypatch.setattr(sharded_stream, "Peers", lambda group: peers.of(local.rank))
+    monkeypatch.setattr(step_module, "Peers", lambda group: peers.of(local.rank))
 
     def work(rank: int, stream: ShardedStream) -> None:
         local.rank = rank
         stream.enter(world_of(rank, len(streams)))
         try:
-            while stream.epoch < epochs and len(made[rank]) < steps:
-                _train(stream, made[rank], steps, ahead)
+            _train(stream, made[rank], steps, epochs, cut_off)
         except BaseException as error:
             errors.append(error)
             peers.abort()
@@ -117,25 +125,20 @@ def live(
 
 
 def _train(
-    stream: ShardedStream, made: list[tuple[int, tuple[int, ...]]], steps: int, ahead: int
+    stream: ShardedStream,
+    made: list[tuple[int, tuple[Piece, ...]]],
+    steps: int,
+    epochs: int,
+    cut_off: bool,
 ) -> None:
-    waiting: list[tuple[int, ...]] = []
-    scales: list[float] = []
-
-    def commit() -> None:
-        own = waiting.pop(0) if stream.loss_scale else waiting.pop(0)[:0]
-        scales.append(stream.loss_scale)
-        made.append((stream.epoch, own))
+    for step in stream.steps(epochs=epochs):
+        if len(made) == steps:
+            if cut_off:
+                next(iter(step))
+            break
+        pieces = [(step.weight, tuple(piece.tolist())) for piece in step]
+        made.append((step.epoch, tuple(pieces)))
         stream.commit()
-
-    for batch in stream:
-        waiting.append(tuple(batch.tolist()))
-        if len(waiting) > ahead:
-            commit()
-        if len(made) >= steps:
-            return
-    while waiting and len(made) < steps:
-        commit()
 
 
 def letters(shard: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice, product
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -98,19 +99,18 @@ def play(sizes: list[int], lot: Lot, ranks: int = 1, batches: list[int] | None =
 def shared(order: LotOrder, step: int, ranks: int) -> list[tuple[int, int]]:
     """The slots of a step, as ranks have them one after the other."""
     slots: list[tuple[int, int]] = []
-    shares = [order.share(step, rank, ranks) for rank in range(ranks)]
-    everyones = {slot for share in shares[: shares[0].total] for slot in share.slots}
+    shares = [order.share(step, rank, ranks, at_once=step % 4) for rank in range(ranks)]
+    assert len({len(share.pieces) for share in shares}) == 1
     for share in shares:
         assert share.total == shares[0].total
-        if share.own:
-            assert len(share.slots) == share.own
-        else:
-            assert len(share.slots) == 1
-            assert share.slots[0] in everyones
-        slots += share.slots[: share.own]
-    own = [share.own for share in shares]
-    assert max(own) - min(own) <= 1
-    assert sum(own) == len(set(slots)) == shares[0].total
+        for piece, own in zip(share.pieces, share.own, strict=True):
+            assert len(piece) == max(1, own) <= (step % 4 or share.total)
+            slots += piece[:own]
+    own_shares = [sum(share.own) for share in shares]
+    assert max(own_shares) - min(own_shares) <= 1
+    assert sum(own_shares) == len(set(slots)) == shares[0].total
+    every = {slot for share in shares for piece in share.pieces for slot in piece}
+    assert every == set(slots), "one that counts nothing is of the same step"
     return slots
 
 
@@ -347,19 +347,20 @@ def test_in_an_even_lot_a_rank_needs_only_its_likely_streams(
     for step in range(rules.lot_size // rules.batch):
         # All of them, and evenly.
         share: StepShare = order.share(step, rank, ranks)
-        assert [stream for stream, _ in share.slots] == [n for n in likely for _ in range(of_each)]
+        (slots,) = share.pieces
+        assert [stream for stream, _ in slots] == [n for n in likely for _ in range(of_each)]
 
 
 def test_each_step_of_an_uneven_lot_has_some_of_each_stream() -> None:
     lot = lot_of(Place((5,)), Place((3,)))
     order = LotOrder(settle(lot, [WindowFound(48, 1, 0), WindowFound(16, 1, 0)]))
-    steps = [[stream for stream, _ in order.share(n, 0, 1).slots] for n in range(16)]
+    steps = [[stream for stream, _ in order.share(n, 0, 1).pieces[0]] for n in range(16)]
     assert steps == [[0, 0, 0, 1]] * 16
 
 
 def numbers(order: LotOrder, stream: int = 0) -> list[int]:
     """Which samples of a stream come after each other."""
-    slots = [slot for step in range(16) for slot in order.share(step, 0, 1).slots]
+    slots = [slot for step in range(16) for slot in order.share(step, 0, 1).pieces[0]]
     return [number for which, number in slots if which == stream]
 
 
@@ -419,7 +420,7 @@ def settled(
 
     def on(rank: int, lot: Lot, step: int, own: Own, list_: ShardList) -> Settled | ElasticError:
         try:
-            return settled_by_all(lot, step, own, peers.of(rank), list_)
+            return settled_by_all(lot, step, own, partial(peers.gather, rank), list_)
         except ElasticError as error:
             return error
 
@@ -468,7 +469,7 @@ def test_a_shard_that_one_rank_cannot_read_is_an_error_on_all(rank: int, final: 
         ([{0: held(FOUND[0]), 1: DOWN, 2: held(FOUND[2])}, {}], ShardsUnreachable, "rank 0: down"),
         ([EACH[0], {1: GONE}, {2: ReadFailure("two", True)}], BrokenShard, "rank 1: gone"),
         # What no other try will mend is told first.
-        ([{0: DOWN, 1: GONE, 2: DOWN}], BrokenShard, "rank 0: gone"),
+        ([{0: DOWN, 1: GONE, 2: DOWN}], BrokenShard, "gone"),
         ([{0: DOWN}, {1: GONE}], BrokenShard, "rank 1: gone"),
     ],
 )
@@ -497,10 +498,10 @@ def test_ranks_at_different_places_are_refused(other: Lot, step: int) -> None:
 
 def test_what_many_ranks_tell_and_are_told_is_short() -> None:
     """Whatever the lot consists of, and wherever they are."""
-    alone = Mock(**{"gather.side_effect": lambda message: [message]})
+    gather = Mock(side_effect=lambda message: [message])
     with pytest.raises(KeyError):  # nobody has read the other streams
-        settled_by_all(replace(LOT, places=LOT.places * 1000), 3, EACH[1], alone, SHARDS)
-    assert len(json.dumps(*alone.gather.call_args.args)) < 200
+        settled_by_all(replace(LOT, places=LOT.places * 1000), 3, EACH[1], gather, SHARDS)
+    assert len(json.dumps(*gather.call_args.args)) < 200
     many: list[Own] = [{} for _ in range(100)]
     assert len(refused(*many, steps=range(100))) < 600
     lots = [replace(LOT, rules=replace(LOT.rules, seed=seed)) for seed in range(100)]
@@ -513,7 +514,7 @@ def test_what_many_ranks_tell_and_are_told_is_short() -> None:
     ("setting", "rules"),
     [
         ("their number of shards (1 on rank 1; 9 on", replace(LOT.rules, shards=1)),
-        ("batch_size= (8 on rank 1; 4 on", replace(LOT.rules, batch=8, seed=3)),
+        ("global_batch_size= (8 on rank 1; 4 on", replace(LOT.rules, batch=8, seed=3)),
         ("streams= (2 on rank 1; 3 on", replace(LOT.rules, streams=2)),
         ("shuffle_buffer= (100 on rank 1; 0 on", replace(LOT.rules, shuffle=100)),
         ("seed= (1 on rank 1; 0 on", replace(LOT.rules, seed=1)),

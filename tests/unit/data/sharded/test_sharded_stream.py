@@ -13,6 +13,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -22,7 +23,7 @@ import torch
 from datasets.distributed import split_dataset_by_node
 
 import elastic_runtime as elastic
-from elastic_runtime.data.sharded import sharded_stream
+from elastic_runtime.data import steps as step_module
 from elastic_runtime.data.sharded.shard_list import ShardList
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
 from tests.unit.data.play import world_of
@@ -54,12 +55,8 @@ def alone(shards: list[str], epochs: int, **settings: Any) -> list[tuple[int, li
     """The steps of an undisturbed run with one rank."""
     stream = elastic.ShardedStream(shards, **settings)
     stream.enter(world_of(0, 1))
-    steps = []
-    while stream.epoch < epochs:
-        for batch in stream:
-            steps.append((stream.epoch, sorted(batch.tolist())))
-            stream.commit()
-    return steps
+    steps = stream.steps(epochs=epochs)
+    return [(step.epoch, sorted(piece.tolist())) for step in steps for piece in step]
 
 
 def check(steps: list[GlobalStep], sizes: list[int], epochs: int, batch: int) -> None:
@@ -67,12 +64,24 @@ def check(steps: list[GlobalStep], sizes: list[int], epochs: int, batch: int) ->
     by_epoch = collections.defaultdict(list)
     for step in steps:
         by_epoch[step.epoch].append(step.samples)
-        lengths = [len(own) for own in step.by_rank]
-        assert max(lengths) - min(lengths) <= 1
+        check_pieces(step)
     assert sorted(by_epoch) == (list(range(epochs)) if sum(sizes) else [])
     for batches in by_epoch.values():
         assert sorted(n for each in batches for n in each) == list(range(sum(sizes)))
         assert {len(each) for each in batches[:-1]} <= {batch}
+
+
+def check_pieces(step: GlobalStep) -> None:
+    """As many on all ranks, none of them empty; shares and pieces are even; weights are right."""
+    assert len({len(own) for own in step.by_rank}) == 1
+    assert all(piece for own in step.by_rank for _, piece in own)
+    shares = [sum(map(len, own)) for own in step.counted]
+    assert max(shares) - min(shares) <= 1
+    for own, counted in zip(step.by_rank, step.counted, strict=True):
+        lengths = [len(piece) for piece in counted]
+        assert max(lengths) - min(lengths) <= 1
+        weights = [length * len(step.by_rank) / len(step.samples) for length in lengths]
+        assert [weight for weight, _ in own] == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -85,7 +94,7 @@ def test_each_sample_counts_once_an_epoch_through_faults_and_resizes(
     sizes.append(draw.randint(1, 30))
     batch, epochs = draw.randint(1, 12), 2
     settings: dict[str, Any] = {
-        "batch_size": batch,
+        "global_batch_size": batch,
         "shuffle_buffer": draw.choice([0, 10, 300]),
         "streams": draw.choice([None, 1, 3, 40]),
         "seed": seed,
@@ -98,17 +107,19 @@ def test_each_sample_counts_once_an_epoch_through_faults_and_resizes(
     faults = 0
     while not made or len(made) < len(expected):
         world = draw.randint(1, 5)
+        more = {**settings, "at_once": draw.choice([None, 1, 2, 3, 5])}
         survivors = draw.sample(ranks, draw.randint(0, min(world, len(ranks))))
         position = json.dumps(ranks[0].state_dict()) if ranks else ""
         ranks = survivors + [
-            elastic.ShardedStream(shards, **settings) for _ in range(world - len(survivors))
+            elastic.ShardedStream(shards, **more) for _ in range(world - len(survivors))
         ]
+        for rank in survivors:  # as in a new program, whose at_once= is another one
+            rank._at_once = more["at_once"] or 0
         draw.shuffle(ranks)
         for rank in ranks if position else []:
             rank.load_state_dict(json.loads(position))
-        made += live(
-            monkeypatch, ranks, draw.randint(1, fewest), epochs, ahead=draw.choice([0, 0, 1, 3])
-        )
+        steps = draw.randint(1, fewest)
+        made += live(monkeypatch, ranks, steps, epochs, cut_off=draw.random() < 0.5)
         faults += 1
     assert faults >= 4 or len(expected) < 4
     assert len({json.dumps(rank.state_dict()) for rank in ranks}) == 1
@@ -116,30 +127,37 @@ def test_each_sample_counts_once_an_epoch_through_faults_and_resizes(
     assert [(step.epoch, step.samples) for step in made] == expected
 
 
+@pytest.mark.parametrize("at_once", [None, 3])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_processes_give_the_same_batches_also_after_a_break(processes: int, tmp_path: Path) -> None:
+def test_processes_give_the_same_batches_also_after_a_break(
+    processes: int, at_once: int | None, tmp_path: Path
+) -> None:
     shards = write_shards(tmp_path, [random.Random(n).randint(0, 90) for n in range(12)])
-    settings: dict[str, Any] = {"batch_size": 8, "shuffle_buffer": 100}
+    settings: dict[str, Any] = {"global_batch_size": 8, "shuffle_buffer": 100}
     expected = alone(shards, 2, **settings)
-    stream = elastic.ShardedStream(shards, num_workers=processes, **settings)
+    stream = elastic.ShardedStream(shards, num_workers=processes, at_once=at_once, **settings)
     made = []
     stops = iter([3, 1, 17, 2, 30])
     while stream.epoch < 2:
         stop = next(stops, 1000)
-        for number, batch in enumerate(stream):
-            if number == stop:
-                break  # it comes again
-            made.append((stream.epoch, sorted(batch.tolist())))
+        for step in stream.steps(epochs=2):
+            samples = []
+            for piece in step:
+                samples += piece.tolist()
+                if step.number > stop:
+                    break  # it comes again
+            if step.number > stop:
+                break
+            made.append((step.epoch, sorted(samples)))
             stream.commit()
     assert made == expected
 
 
 def test_nothing_of_the_processes_is_left_and_they_keep_few_files(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [300] * 4)
-    stream = elastic.ShardedStream(shards, batch_size=4, num_workers=2)
+    stream = elastic.ShardedStream(shards, global_batch_size=4, num_workers=2)
     files, before = 0, set(psutil.Process().children())
-    for _ in stream:
-        stream.commit()
+    for _ in stream.steps(epochs=1):
         for process in set(psutil.Process().children()) - before:
             blobs = [f for f in Path(f"/proc/{process.pid}/fd").iterdir() if "memfd" in _target(f)]
             files = max(files, len(blobs))
@@ -153,36 +171,23 @@ def _target(link: Path) -> str:
         return ""
 
 
-def test_the_scale_belongs_to_a_batch(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [6]), batch_size=4, rank=0, world=1)
-    with pytest.raises(UsageError, match="loss_scale belongs to a batch"):
-        _ = stream.loss_scale
-    for _ in stream:
-        assert stream.loss_scale == 1.0
-        stream.commit()
-
-
 def halfway(shards: list[str], steps: int, **settings: Any) -> dict[str, Any]:
     """The position after some steps, as a checkpoint has it."""
     stream = elastic.ShardedStream(shards, **settings)
-    for _ in zip(range(steps), stream, strict=False):
-        stream.commit()
+    list(stream.steps(steps=steps))
     position: dict[str, Any] = json.loads(json.dumps(stream.state_dict()))
     return position
 
 
 def rest(stream: ShardedStream) -> list[int]:
     """The samples up to the end of the epoch."""
-    found = []
-    for batch in stream:
-        found += batch.tolist()
-        stream.commit()
-    return found
+    steps = stream.steps(epochs=stream.epoch + 1)
+    return [n for step in steps for piece in step for n in piece.tolist()]
 
 
 def test_a_saved_position_decides_on_seed_and_streams(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [30] * 10)
-    settings: dict[str, Any] = {"batch_size": 6, "shuffle_buffer": 20}
+    settings: dict[str, Any] = {"global_batch_size": 6, "shuffle_buffer": 20}
     position = halfway(shards, 10, seed=4, **settings)
     same = elastic.ShardedStream(shards, seed=4, **settings)
     other = elastic.ShardedStream(shards, seed=5, streams=2, **settings)
@@ -193,12 +198,9 @@ def test_a_saved_position_decides_on_seed_and_streams(tmp_path: Path) -> None:
 
 def test_another_batch_counts_from_the_next_lot_on(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [100] * 10)
-    stream = elastic.ShardedStream(shards, batch_size=9)
-    stream.load_state_dict(halfway(shards, 10, batch_size=6))
-    batches = []
-    for batch in stream:
-        batches.append(batch.tolist())
-        stream.commit()
+    stream = elastic.ShardedStream(shards, global_batch_size=9)
+    stream.load_state_dict(halfway(shards, 10, global_batch_size=6))
+    batches = [piece.tolist() for step in stream.steps(epochs=1) for piece in step]
     assert [len(batch) for batch in batches[:6]] == [6] * 6
     assert {len(batch) for batch in batches[6:-1]} == {9}
     assert len({n for batch in batches for n in batch}) == sum(map(len, batches)) == 940
@@ -206,30 +208,30 @@ def test_another_batch_counts_from_the_next_lot_on(tmp_path: Path) -> None:
 
 def test_other_shards_are_refused_within_an_epoch_and_taken_between_two(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [10] * 4)
-    position = halfway(shards, 3, batch_size=4)
-    fewer = elastic.ShardedStream(shards[:3], batch_size=4)
+    position = halfway(shards, 3, global_batch_size=4)
+    fewer = elastic.ShardedStream(shards[:3], global_batch_size=4)
     with pytest.raises(UsageError, match="in the middle of epoch 0 of other shards"):
         fewer.load_state_dict(position)
-    fewer.load_state_dict(halfway(shards, 10, batch_size=4))
+    fewer.load_state_dict(halfway(shards, 10, global_batch_size=4))
     assert (fewer.epoch, sorted(rest(fewer))) == (1, list(range(30)))
 
 
 def test_a_shard_that_has_changed_within_an_epoch_is_noticed(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [10] * 4)
-    position = halfway(shards, 3, batch_size=4)
+    position = halfway(shards, 3, global_batch_size=4)
     with open(shards[1], "a") as file:
         file.write("77\n")
-    stream = elastic.ShardedStream(shards, batch_size=4)
+    stream = elastic.ShardedStream(shards, global_batch_size=4)
     stream.load_state_dict(position)
     with pytest.raises(UsageError, match="had 10 samples, and has 11 now"):
-        next(iter(stream))
+        next(stream.steps())
 
 
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("none", "rank 0: the shard .*/none.jsonl cannot be read: F"),
+        ("none", "the shard .*/none.jsonl cannot be read: F"),
         ("half", "a sample of the shard .*/half.jsonl cannot be decoded: "),
     ],
 )
@@ -238,19 +240,20 @@ def test_a_shard_that_is_gone_or_broken_is_one_clear_line(
 ) -> None:
     (tmp_path / "half.jsonl").write_text("1\n2\n{half")
     shards = [*write_shards(tmp_path, [10, 10]), tmp_path / f"{name}.jsonl"]
-    stream = elastic.ShardedStream(shards, batch_size=4, num_workers=processes)
+    stream = elastic.ShardedStream(shards, global_batch_size=4, num_workers=processes)
+    with pytest.raises(BrokenShard, match=rf"^{words}.*$"):
+        list(stream.steps(epochs=1))
     with pytest.raises(BrokenShard, match=rf"^{words}.*$"):
         list(stream)
 
 
 def test_any_function_may_read() -> None:
     shards = ["abc", "", "defgh"]
-    stream = elastic.ShardedStream(shards, read=letters, batch_size=2, num_workers=1)
-    next(iter(stream))
-    stream.commit()
-    again = elastic.ShardedStream(shards, read=letters, batch_size=2)
+    stream = elastic.ShardedStream(shards, read=letters, global_batch_size=2, num_workers=1)
+    list(stream.steps(steps=1))
+    again = elastic.ShardedStream(shards, read=letters, global_batch_size=2)
     again.load_state_dict(stream.state_dict())
-    assert len([letter for batch in again for letter in batch]) == 6
+    assert sum(len(piece) for step in again.steps(epochs=1) for piece in step) == 6
 
 
 @pytest.mark.parametrize(
@@ -270,9 +273,10 @@ def test_any_function_may_read() -> None:
         ("nosuch://a/*.tar", {}, "cannot be looked up: ValueError: Protocol not known"),
         ("data-{000..009}.tar", {}, "braces are not expanded"),
         *((["a.tar"], {"read": read}, f"read={read!r} is not known") for read in ("csv", "", 3)),
-        (["a.tar"], {"batch_size": 0}, "batch_size is a whole number"),
-        (["a.tar"], {"streams": 0}, "streams is a whole number"),
-        (["a.tar"], {"shuffle_buffer": -1}, "shuffle_buffer is a whole number"),
+        (["a.tar"], {"global_batch_size": 0}, "global_batch_size=0: give a whole number"),
+        (["a.tar"], {"at_once": 0}, "at_once=0: give a whole number"),
+        (["a.tar"], {"streams": 0}, "streams=0: give a whole number"),
+        (["a.tar"], {"shuffle_buffer": -1}, "shuffle_buffer=-1: give a whole number"),
         *(
             (["a.tar"], {name: None, "num_workers": 1}, f"decides on {name} itself")
             for name in ("batch_sampler", "drop_last", "persistent_workers", "sampler", "shuffle")
@@ -281,8 +285,8 @@ def test_any_function_may_read() -> None:
         (["a.tar"], {"shuffle": True}, "itself; remove the option; shuffle_buffer="),
         (["a.tar"], {"buffer_size": 4}, "no option buffer_size; its own are .* shuffle_buffer"),
         (["a.tar"], {"in_order": False, "num_workers": 1}, "in_order=False"),
-        (["a.tar"], {"rank": 1}, "rank= and world= both"),
-        (["a.tar"], {"rank": 2, "world": 2}, "no rank 2 of 2"),
+        (["a.tar"], {"rank": 1}, "rank=1 of world=None: give both"),
+        (["a.tar"], {"rank": 2, "world": 2}, "rank=2 of world=2: give both"),
         (split_dataset_by_node(hugging_face(4), 0, 2), {}, "is split over ranks"),
         *((hugging_face(1), {"read": read}, "leave out read=") for read in ("tar", list)),
         (rows().shuffle(seed=1, buffer_size=20), {}, "has a shuffle buffer"),
@@ -291,26 +295,26 @@ def test_any_function_may_read() -> None:
 )
 def test_what_makes_no_sense_is_refused(shards: Any, settings: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        elastic.ShardedStream(shards, **{"batch_size": 4, **settings})
+        elastic.ShardedStream(shards, **{"global_batch_size": 4, **settings})
 
 
 def test_options_of_a_loader_are_fine() -> None:
     options: dict[str, Any] = {"num_workers": 2, "pin_memory": True, "in_order": True, "timeout": 3}
-    elastic.ShardedStream(["a.tar"], batch_size=4, **options)
+    elastic.ShardedStream(["a.tar"], global_batch_size=4, **options)
 
 
 def test_shards_without_a_sample_are_refused(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [0, 0]), batch_size=2)
+    stream = elastic.ShardedStream(write_shards(tmp_path, [0, 0]), global_batch_size=2)
     with pytest.raises(UsageError, match="no sample in any of the shards"):
-        next(iter(stream))
+        next(stream.steps())
 
 
 def test_it_says_that_it_has_no_length() -> None:
-    stream = elastic.ShardedStream(range(1), read=chr, batch_size=2)
+    stream = elastic.ShardedStream(range(1), read=chr, global_batch_size=2)
     with pytest.raises(TypeError, match="a ShardedStream has no length"):
         len(stream)
     assert stream
-    assert "1 shards, batch_size=2; epoch 0, cursor 0, rank 0 of 1" in repr(stream)
+    assert "1 shards, global_batch_size=2; epoch 0, cursor 0, rank 0 of 1" in repr(stream)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +323,7 @@ def test_it_says_that_it_has_no_length() -> None:
 def test_streams_make_even_parts_of_a_batch_where_that_can_be(
     batch: int, number: int, streams: int
 ) -> None:
-    stream = elastic.ShardedStream(range(number), read=chr, batch_size=batch)
+    stream = elastic.ShardedStream(range(number), read=chr, global_batch_size=batch)
     assert len(stream._committed.lot.places) == streams
 
 
@@ -329,15 +333,15 @@ def number_of(row: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_what_has_a_state_goes_on_in_each_of_many_lots(processes: int) -> None:
-    settings = {"batch_size": 5, "shuffle_buffer": 10, "num_workers": processes}
+    settings = {"global_batch_size": 5, "shuffle_buffer": 10, "num_workers": processes}
     seen: list[int] = []
     position: dict[str, Any] = {}
     for steps in (3, 17, 20, 1, 200):
         stream = elastic.ShardedStream(rows(), decode=number_of, **settings)
         if position:
             stream.load_state_dict(json.loads(json.dumps(position)))
-        for _, batch in zip(range(steps), stream, strict=False):
-            seen += batch.tolist()
+        for step in itertools.islice(stream.steps(epochs=1), steps):
+            seen += [n for piece in step for n in piece.tolist()]
             stream.commit()
         position = stream.state_dict()
     assert sorted(seen) == [2 * n for n in range(600)]
@@ -345,13 +349,13 @@ def test_what_has_a_state_goes_on_in_each_of_many_lots(processes: int) -> None:
 
 
 def test_a_state_of_something_else_is_refused() -> None:
-    stream = elastic.ShardedStream(range(3), read=chr, batch_size=2)
+    stream = elastic.ShardedStream(range(3), read=chr, global_batch_size=2)
     with pytest.raises(UsageError, match="is that of something else: it has no "):
         stream.load_state_dict(elastic.DataLoader(range(10), 2).state_dict())
 
 
 def test_a_loader_around_it_is_refused() -> None:
-    stream = elastic.ShardedStream(range(3), read=chr, batch_size=2)
+    stream = elastic.ShardedStream(range(3), read=chr, global_batch_size=2)
     with pytest.raises(UsageError, match=r"is itself a loader: iterate over its steps\(\)"):
         elastic.DataLoader(stream, 8)
 
@@ -359,15 +363,14 @@ def test_a_loader_around_it_is_refused() -> None:
 def test_a_stream_that_is_dropped_ends_its_processes_at_once(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     stream = elastic.ShardedStream(
-        write_shards(tmp_path, [90] * 6), batch_size=4, shuffle_buffer=50, num_workers=2
+        write_shards(tmp_path, [90] * 6), global_batch_size=4, shuffle_buffer=50, num_workers=2
     )
-    for _ in itertools.islice(stream, 3):
-        stream.commit()
+    list(stream.steps(steps=3))
     gc.disable()
     try:
         assert len(set(psutil.Process().children()) - before) == 2
         began = weakref.ref(stream)
-        del stream, _
+        del stream
         # No circle of references: their ends would come in any order, and be waited for.
         assert began() is None
         assert not set(psutil.Process().children()) - before
@@ -376,18 +379,17 @@ def test_a_stream_that_is_dropped_ends_its_processes_at_once(tmp_path: Path) -> 
 
 
 def test_an_iteration_from_before_a_position_was_loaded_is_void(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [50]), batch_size=4)
-    first = next(iter(stream)).tolist()
-    batches = iter(stream)
-    assert next(batches).tolist() == first, "what is not committed comes again"
+    stream = elastic.ShardedStream(write_shards(tmp_path, [50]), global_batch_size=4)
+    first = [piece.tolist() for piece in next(stream.steps())]
+    steps = stream.steps()
+    assert [piece.tolist() for piece in next(steps)] == first, "what is not committed comes again"
     position = stream.state_dict()
     for _ in range(4):
-        stream.commit()
-        next(batches)
+        next(steps)
     assert stream.cursor == 16
     stream.load_state_dict(position)
-    with pytest.raises(UsageError, match="iterate over the stream anew"):
-        next(batches)
+    with pytest.raises(UsageError, match="ask for steps\\(\\) anew"):
+        next(steps)
     stream.commit()
     assert stream.cursor == 0
 
@@ -403,21 +405,22 @@ def test_what_could_not_be_read_is_tried_again_by_the_next_iteration(
             raise ConnectionError("down")
         yield from range(shard * 10, shard * 10 + 10)
 
-    stream = elastic.ShardedStream(range(8), read=read, batch_size=8)
+    stream = elastic.ShardedStream(range(8), read=read, global_batch_size=8)
     with pytest.raises(ElasticError, match="is not to be had at present: ConnectionError: down"):
-        next(iter(stream))
+        next(stream.steps())
     down[0] = False
     assert sorted(rest(stream)) == list(range(80))
 
 
-def test_a_rank_that_reads_alone_asks_no_other(
+def test_a_rank_that_validates_asks_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # and they are not connected
     shards = write_shards(tmp_path, [6, 3])
-    assert sorted(rest(elastic.ShardedStream(shards, batch_size=4, rank=0, world=1))) == [*range(9)]
+    stream = elastic.ShardedStream(shards, global_batch_size=4, rank=0, world=1)
+    assert sorted(validated(stream)) == [*range(9)]
     with pytest.raises(UsageError, match="before a checkpointer or a stream is used"):
-        next(iter(elastic.ShardedStream(shards, batch_size=4)))
+        next(elastic.ShardedStream(shards, global_batch_size=4).steps())
 
 
 # What users say about their shards: understood or refused, and known again
@@ -513,16 +516,16 @@ class Job:
         self.step += 1
 
 
-def in_state(shards: list[str], batch: int = 4) -> tuple[ShardedStream, Any]:
-    stream, job = elastic.ShardedStream(shards, batch_size=batch), Job()
+def in_state(shards: list[str], **options: Any) -> tuple[ShardedStream, Any]:
+    stream, job = elastic.ShardedStream(shards, global_batch_size=4, **options), Job()
     stream.enter(world_of(0, 1))
     stream.belong_to(job)  # type: ignore[arg-type]
     return stream, job
 
 
-def test_its_steps_are_those_of_its_iterations(tmp_path: Path) -> None:
+def test_its_steps_tell_what_they_are(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [5, 3, 2])
-    expected = alone(shards, 2, batch_size=4)
+    expected = alone(shards, 2, global_batch_size=4)
     stream, job = in_state(shards)
     seen, told = [], []
     for step in stream.steps(epochs=2):
@@ -537,28 +540,99 @@ def test_its_steps_are_those_of_its_iterations(tmp_path: Path) -> None:
     assert (stream.epoch, stream.cursor) == (2, 0)
 
 
-def test_steps_are_shared_out_with_their_weights(
+@pytest.mark.parametrize(
+    ("world", "batch", "at_once", "shares"),
+    [
+        (1, 23, 8, [[8, 8, 7]]),
+        (1, 22, 8, [[8, 7, 7]]),
+        (2, 23, 6, [[6, 6], [6, 5]]),
+        (3, 10, 2, [[2, 2], [2, 1], [2, 1]]),
+        (3, 4, 1, [[1, 1], [1, 0], [1, 0]]),
+        (4, 3, 2, [[1], [1], [1], [0]]),
+        (4, 9, None, [[3], [2], [2], [2]]),
+    ],
+)
+def test_shares_are_cut_evenly_into_as_many_pieces_on_each_rank(
+    world: int,
+    batch: int,
+    at_once: int | None,
+    shares: list[list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shards = write_shards(tmp_path, [batch, batch + 1])
+    settings: dict[str, Any] = {"global_batch_size": batch, "shuffle_buffer": 10}
+    expected = alone(shards, 1, **settings)
+    ranks = [elastic.ShardedStream(shards, at_once=at_once, **settings) for _ in range(world)]
+    made = live(monkeypatch, ranks, 100, 1)
+    assert [[list(map(len, own)) for own in step.counted] for step in made[:2]] == [shares] * 2
+    assert [(step.epoch, step.samples) for step in made] == expected
+    check(made, [batch, batch + 1], 1, batch)
+
+
+def test_sums_and_gradients_are_those_of_one_rank_with_one_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shards = write_shards(tmp_path, [7])
-    peers = ThreadPeers(3)
-    local = threading.local()
-    monkeypatch.setattr(sharded_stream, "Peers", lambda group: peers.of(local.rank))
+    shards = write_shards(tmp_path, [9, 4, 0, 6])
+    settings: dict[str, Any] = {"global_batch_size": 7, "shuffle_buffer": 5}
+    expected = learned(monkeypatch, shards, 1, settings)
+    assert len(expected) == 6
+    for world, at_once in [(1, 2), (2, 2), (2, 1), (3, 1), (3, None), (4, 5)]:
+        found = learned(monkeypatch, shards, world, {**settings, "at_once": at_once})
+        for (total, gradient), wanted in zip(found, expected, strict=True):
+            assert total == wanted[0]
+            assert gradient == pytest.approx(wanted[1])
 
-    def work(rank: int) -> list[tuple[float, list[int]]]:
+
+def learned(
+    monkeypatch: pytest.MonkeyPatch, shards: list[str], world: int, settings: dict[str, Any]
+) -> list[tuple[float, float]]:
+    """Of each step what its samples come to, and the mean gradient of all ranks."""
+    peers, local = ThreadPeers(world), threading.local()
+    monkeypatch.setattr(step_module, "Peers", lambda group: peers.of(local.rank))
+
+    def work(rank: int) -> list[tuple[float, float]]:
         local.rank = rank
-        stream = elastic.ShardedStream(shards, batch_size=4)
-        stream.enter(world_of(rank, 3))
-        return [
-            (step.weight, piece.tolist() if step.weight else [])
-            for step in stream.steps(epochs=1)
-            for piece in step
-        ]
+        stream = elastic.ShardedStream(shards, **settings)
+        stream.enter(world_of(rank, world))
+        steps = []
+        for step in stream.steps(epochs=2):
+            total = step.total(lambda piece: float(piece.sum()))
+            weight = torch.zeros((), requires_grad=True)
+            for piece in step:
+                step.backward((weight * piece).mean())
+            assert weight.grad is not None
+            steps.append((total, weight.grad.item()))
+        return steps
 
-    with ThreadPoolExecutor(3) as ranks:
-        for step in zip(*ranks.map(work, range(3)), strict=True):
-            assert sum(weight for weight, _ in step) == pytest.approx(3)
-            assert [len(own) for _, own in step] in ([2, 1, 1], [1, 1, 1])
+    with ThreadPoolExecutor(world) as ranks:
+        by_step = zip(*ranks.map(work, range(world)), strict=True)
+    return [(one[0][0], sum(grad for _, grad in one) / world) for one in by_step]
+
+
+def test_a_step_that_was_cut_off_is_repeated_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write_shards(tmp_path, [40, 30, 50])
+    settings: dict[str, Any] = {"global_batch_size": 12, "shuffle_buffer": 20, "at_once": 2}
+    whole, broken = (
+        [elastic.ShardedStream(shards, **settings) for _ in range(2)] for _ in range(2)
+    )
+    expected = live(monkeypatch, whole, 100, 1)
+    found: list[GlobalStep] = []
+    while len(found) < len(expected):
+        found += live(monkeypatch, broken, 3, 1, cut_off=True)
+    assert found == expected
+
+
+def test_people_are_told_how_a_step_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    noted = SimpleNamespace(rank=0, in_place=False, note=lambda event: told.append(event.message()))
+    monkeypatch.setattr(step_module, "context", lambda: noted)
+    stream, job = in_state(write_shards(tmp_path, [10]), at_once=2)
+    for _ in stream.steps(epochs=2):
+        job.commit(stream)
+    assert told == ["a step has 4 samples: 1 worker, 2 at once each, in 2 pieces"]
 
 
 def test_a_commit_moves_it_by_the_steps_begun(tmp_path: Path) -> None:
@@ -574,36 +648,93 @@ def test_a_commit_moves_it_by_the_steps_begun(tmp_path: Path) -> None:
     assert [*places, (stream.epoch, stream.cursor)] == [(0, 0), (0, 8), (1, 0), (1, 0)]
 
 
-def test_an_epoch_ends_before_the_next_one_is_read(tmp_path: Path) -> None:
+def test_the_next_epoch_may_begin_before_the_last_step_of_one_is_committed(tmp_path: Path) -> None:
     stream, job = in_state(write_shards(tmp_path, [8]))
-    for _ in stream.steps(epochs=1):
-        pass
+    steps = list(itertools.islice(stream.steps(epochs=2), 3))
+    assert [(step.epoch, step.last_of_epoch) for step in steps] == [(0, 0), (0, 1), (1, 0)]
+    assert (stream.epoch, stream.cursor) == (0, 0)
     job.commit(stream)
-    assert (stream.epoch, stream.cursor) == (1, 0)
-    with pytest.raises(UsageError, match="commit it before the next epoch begins"):
-        for _ in stream.steps(epochs=3):
-            pass
+    assert (stream.epoch, stream.cursor) == (1, 4)
 
 
-@pytest.mark.parametrize("form", ["steps", "batches"])
-def test_a_step_that_is_adopted_in_the_next_world_counts(form: str, tmp_path: Path) -> None:
+def test_a_step_that_is_adopted_in_the_next_world_counts(tmp_path: Path) -> None:
     """There all have finished it when a fault came; the State commits it after ``enter``."""
     stream, _ = in_state(write_shards(tmp_path, [12]))
-    given = stream.steps() if form == "steps" else iter(stream)
-    next(given)
+    steps = stream.steps()
+    step = next(steps)
     stream.enter(world_of(0, 1))
     stream.commit()
     assert (stream.epoch, stream.cursor) == (0, 4)
     with pytest.raises(UsageError, match="begun before another one"):
-        next(given)
+        next(steps)
+    with pytest.raises(UsageError, match="step 1 is over"):
+        list(step)
 
 
-def test_an_iteration_over_batches_ends_that_over_steps(tmp_path: Path) -> None:
-    stream, _ = in_state(write_shards(tmp_path, [12]))
-    steps = stream.steps()
-    next(steps)
+# Directly, for a validation
+
+
+def validated(stream: ShardedStream) -> list[int]:
+    return [n for batch in stream for n in batch.tolist()]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("world", [1, 2, 3, 6])
+def test_each_rank_validates_with_shards_of_its_own(
+    world: int, processes: int, tmp_path: Path
+) -> None:
+    shards = write_shards(tmp_path, [90, 3, 0, 70, 5])
+    ranks = [
+        elastic.ShardedStream(
+            shards, global_batch_size=6, shuffle_buffer=9, at_once=2, rank=rank, world=world,
+            num_workers=processes,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    shares = [validated(rank) for rank in ranks]
+    assert sorted(n for own in shares for n in own) == list(range(168))
+    assert [validated(rank) for rank in ranks] == shares, "each time the same"
+    assert {len(batch) for rank in ranks for batch in rank} <= {1, 2}
+    assert all((rank.epoch, rank.cursor) == (0, 0) for rank in ranks)
+
+
+def test_a_stream_is_trained_after_a_validation_and_validated_after_training(
+    tmp_path: Path,
+) -> None:
+    shards = write_shards(tmp_path, [200, 100])
+    stream = elastic.ShardedStream(shards, global_batch_size=4, num_workers=2)
+    first = next(iter(stream)).tolist()
+    list(stream.steps(steps=40))
+    assert stream.cursor == 160
+    assert sorted(validated(stream)) == list(range(300))
+    assert len(rest(stream)) == 140
+    assert next(iter(stream)).tolist() == first
+
+
+def test_what_was_validated_with_is_not_kept(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [300] * 2), global_batch_size=4)
+    for _ in stream:
+        assert len({key.lot for key in stream._windows._held}) <= 3
+    assert not stream._windows._held
+
+
+def test_a_second_iteration_ends_the_first(tmp_path: Path) -> None:
+    stream = elastic.ShardedStream(write_shards(tmp_path, [30]), global_batch_size=4)
+    steps, batches = stream.steps(), iter(stream)
+    next(batches)
+    again = iter(stream)
+    with pytest.raises(UsageError, match="begun before another one"):
+        next(batches)
+    assert len(list(again)) == 8
+    step = next(steps)
     next(iter(stream))
     with pytest.raises(UsageError, match="begun before another one"):
         next(steps)
-    stream.commit()
-    assert stream.cursor == 4
+    with pytest.raises(UsageError, match="step 1 is over"):
+        list(step)
+
+
+def test_a_stream_in_a_state_is_not_iterated_directly(tmp_path: Path) -> None:
+    stream, _ = in_state(write_shards(tmp_path, [30]))
+    with pytest.raises(UsageError, match=r"is in a State, .* iterate over loader\.steps"):
+        iter(stream)

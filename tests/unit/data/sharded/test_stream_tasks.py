@@ -23,12 +23,12 @@ from elastic_runtime.data.sharded import stream_tasks
 from elastic_runtime.data.sharded.lot_plan import Place, WindowFound
 from elastic_runtime.data.sharded.stream_steps import StreamWindows, window_keys
 from elastic_runtime.data.sharded.stream_tasks import (
+    BatchTask,
     HeldWindow,
     ReadFailure,
     ReadResult,
     ReadTask,
     ShardWork,
-    StepTask,
     TaskLoader,
     TaskQueue,
     WindowKey,
@@ -52,26 +52,26 @@ def windows(count: int, lot: int = 0) -> list[WindowKey]:
     return [WindowKey(0, lot, n, Place((n,)), 10) for n in range(count)]
 
 
-def step(ticket: int) -> StepTask:
+def step(ticket: int) -> BatchTask:
     """One without samples."""
-    return StepTask(ticket, NOW, [], [], (0, 0))
+    return BatchTask(ticket, NOW, [], [], (0, 0))
 
 
-def add_steps(queue: TaskQueue, tickets: Iterable[int]) -> None:
+def add_batches(queue: TaskQueue, tickets: Iterable[int]) -> None:
     """Adds steps by their tickets."""
     for ticket in tickets:
-        queue.step(lambda _, ticket=ticket: step(ticket))  # type: ignore[misc]
+        queue.batch(lambda _, ticket=ticket: step(ticket))  # type: ignore[misc]
 
 
-def taken(queue: TaskQueue, count: int) -> list[ReadTask | StepTask | None]:
+def taken(queue: TaskQueue, count: int) -> list[ReadTask | BatchTask | None]:
     """The next tasks."""
     return list(islice(queue, count))
 
 
-def short(tasks: list[ReadTask | StepTask | None]) -> list[Any]:
+def short(tasks: list[ReadTask | BatchTask | None]) -> list[Any]:
     """Tickets of steps, streams of windows."""
     return [
-        task.ticket if isinstance(task, StepTask) else task and [key.stream for key in task.windows]
+        [key.stream for key in task.windows] if isinstance(task, ReadTask) else task and task.ticket
         for task in tasks
     ]
 
@@ -90,20 +90,20 @@ def test_reads_lie_between_the_steps_that_they_have_time_for(
 ) -> None:
     queue = TaskQueue(processes)
     queue.read(windows(reads), steps)
-    add_steps(queue, range(added))
+    add_batches(queue, range(added))
     assert short(taken(queue, len(expected))) == expected
 
 
 def test_a_step_is_made_when_it_is_its_turn() -> None:
     made: list[int] = []
 
-    def task(ticket: int) -> StepTask:
+    def task(ticket: int) -> BatchTask:
         made.append(ticket)
         return step(ticket)
 
     queue = TaskQueue(1)
     for ticket in range(3):
-        queue.step(lambda _, ticket=ticket: task(ticket))  # type: ignore[misc]
+        queue.batch(lambda _, ticket=ticket: task(ticket))  # type: ignore[misc]
     assert made == []
     assert short(taken(queue, 2)) == made == [0, 1]
 
@@ -129,18 +129,18 @@ def test_each_process_gets_the_windows_of_its_streams_and_no_task_is_lost(
 ) -> None:
     """Whatever is added while some tasks are taken: streams, steps for them, steps, and takes."""
     queue = TaskQueue(processes)
-    tasks: list[ReadTask | StepTask | None] = []
+    tasks: list[ReadTask | BatchTask | None] = []
     asked: list[WindowKey] = []
     tickets = 0
     for lot, (streams, pace, steps, takes) in enumerate(added):
         asked += windows(streams, lot)
         queue.read(windows(streams, lot), pace)
-        add_steps(queue, range(tickets, tickets + steps))
+        add_batches(queue, range(tickets, tickets + steps))
         tickets += steps
         tasks += taken(queue, takes)
     tasks += taken(queue, processes * (len(asked) + tickets + 1))
     assert tasks[-processes:] == [None] * processes
-    assert [task.ticket for task in tasks if isinstance(task, StepTask)] == list(range(tickets))
+    assert [task.ticket for task in tasks if isinstance(task, BatchTask)] == list(range(tickets))
     for process in range(processes):
         reads = [task for task in tasks[process::processes] if isinstance(task, ReadTask)]
         assert all(task.windows for task in reads)
@@ -155,7 +155,7 @@ def test_windows_are_read_in_the_time_that_there_is(
 ) -> None:
     queue = TaskQueue(processes)
     queue.read(windows(streams), steps)
-    add_steps(queue, range(10 * steps + 20))
+    add_batches(queue, range(10 * steps + 20))
     # Rounded up to a step of each process, and one more for what a float is short of.
     tasks = taken(queue, 2 * (steps + 2 * processes))
     read = Counter(key for task in tasks if isinstance(task, ReadTask) for key in task.windows)
@@ -168,8 +168,8 @@ def test_windows_are_read_in_the_time_that_there_is(
 
 def test_while_windows_are_waited_for_no_step_is_made() -> None:
     queue = TaskQueue(2)
-    queue.read(windows(4), steps=4)
-    add_steps(queue, range(3))
+    queue.read(windows(4), batches=4)
+    add_batches(queue, range(3))
     queue.only_reads = True
     assert short(taken(queue, 6)) == [[0], [1], [2], [3], None, None]
     queue.only_reads = False
@@ -178,22 +178,18 @@ def test_while_windows_are_waited_for_no_step_is_made() -> None:
 
 def test_reads_that_were_made_at_once_do_not_put_off_later_ones() -> None:
     queue = TaskQueue(1)
-    queue.read(windows(5), steps=5)
-    add_steps(queue, range(2))
+    queue.read(windows(5), batches=5)
+    add_batches(queue, range(2))
     queue.only_reads = True
     taken(queue, 3)
     queue.only_reads = False
     assert short(taken(queue, 4)) == [0, [3], 1, [4]]
 
 
-def test_forgotten_steps_do_not_come_and_reads_do() -> None:
+def test_forgotten_tasks_do_not_come() -> None:
     queue = TaskQueue(2)
-    queue.read(windows(2), steps=10)
-    add_steps(queue, range(5))
-    queue.forget_steps()
-    assert short(taken(queue, 4)) == [[0], [1], None, None]
-    queue.read(windows(2), steps=10)
-    add_steps(queue, [9])
+    queue.read(windows(2), 10)
+    add_batches(queue, range(5))
     queue.clear()
     assert taken(queue, 4) == [None] * 4
 
@@ -202,7 +198,7 @@ def test_the_first_process_begins_again_where_others_take_the_tasks() -> None:
     queue = TaskQueue(3)
     taken(queue, 1)
     queue.begin_turns()
-    queue.read(windows(3), steps=0)
+    queue.read(windows(3), batches=0)
     assert short(taken(queue, 3)) == [[0], [1], [2]]
 
 
@@ -262,7 +258,7 @@ def test_a_window_that_cannot_be_read_does_not_keep_others_from_it(
 
 
 def test_samples_are_decoded_one_by_one_and_made_a_batch() -> None:
-    given = work([1], decode=str, collate="+".join)[StepTask(8, NOW, [3, 4], [0, 0], (0, 0))]
+    given = work([1], decode=str, collate="+".join)[BatchTask(8, NOW, [3, 4], [0, 0], (0, 0))]
     assert given == (8, "3+4")
 
 
@@ -273,13 +269,13 @@ def test_samples_have_random_numbers_of_their_moment() -> None:
     made = work([1], decode=noise, collate=list)
     for moment in (NOW, Moment(6, 0)):
         expected = elastic.sample_rng(3, seed=moment.seed, epoch=moment.epoch).initial_seed()
-        assert made[StepTask(1, moment, [3], [0], (0, 0))] == (1, [expected])
+        assert made[BatchTask(1, moment, [3], [0], (0, 0))] == (1, [expected])
 
 
 @pytest.mark.parametrize(("shard", "name"), [("a/b.jsonl", "a/b.jsonl"), ([1], "number 1")])
 def test_a_sample_that_cannot_be_decoded_names_its_shard(shard: Any, name: str) -> None:
     made = ShardWork(["c", shard], Shards(), json.loads, None)
-    ticket, why = made[StepTask(3, NOW, [b"1", b"{"], [0, 1], (0, 0))]
+    ticket, why = made[BatchTask(3, NOW, [b"1", b"{"], [0, 1], (0, 0))]
     assert (ticket, why.final) == (3, True)
     assert f"a sample of the shard {name} cannot be decoded: " in why.text
     assert why.text.endswith(r": b'{'")
@@ -292,7 +288,7 @@ def test_a_lone_process_forgets_what_is_committed(monkeypatch: pytest.MonkeyPatc
     key, kept = WindowKey(0, 0, 0, Place((0,)), 1), []
     for lot in range(4):
         ((_, window),) = made[ReadTask([replace(key, lot=lot)], (0, lot))].windows
-        kept.append(StepTask(0, NOW, [window.sample(0)], [0], (0, lot)))
+        kept.append(BatchTask(0, NOW, [window.sample(0)], [0], (0, lot)))
         assert made[kept[-1]][1].tolist() == [1]
     for task in kept[:-1]:
         assert isinstance(made[task][1], ReadFailure)
@@ -305,7 +301,7 @@ def test_a_loader_gives_the_results_of_its_tasks_and_is_never_at_its_end() -> No
     loader.queue.read(windows(1), 0)
     ((key, window),) = loader.result().windows
     assert (key, window.samples) == (windows(1)[0], [1, 2])
-    loader.queue.step(lambda _: StepTask(4, NOW, window.samples, [0, 0], (0, 0)))
+    loader.queue.batch(lambda _: BatchTask(4, NOW, window.samples, [0, 0], (0, 0)))
     ticket, batch = loader.result()
     assert (ticket, batch.tolist()) == (4, [1, 2])
     loader.queue.read(windows(1), 0)
@@ -323,10 +319,10 @@ def test_a_mistake_in_decode_has_its_traceback_and_the_sample(processes: int) ->
         return {"a": 1}[letter]
 
     stream = elastic.ShardedStream(
-        ["a", "axa"], read=letters, decode=decode, batch_size=4, num_workers=processes
+        ["a", "axa"], read=letters, decode=decode, global_batch_size=4, num_workers=processes
     )
     with pytest.raises(KeyError) as raised:
-        next(iter(stream))
+        list(stream.steps(epochs=1))
     told = "".join(traceback.format_exception(raised.value))
     assert "in decode" in told
     assert "in a sample of the shard axa: 'x'" in told
@@ -341,18 +337,21 @@ def test_decode_may_change_what_it_is_given(processes: int) -> None:
         return float(sample.pop("pixels").sum()) + len(sample.pop("words").pop())
 
     stream = elastic.ShardedStream(
-        [3, 4], read=pictures, decode=decode, batch_size=2, num_workers=processes
+        [3, 4], read=pictures, decode=decode, global_batch_size=2, num_workers=processes
     )
+    position = stream.state_dict()
     for _ in range(3):
         stream.enter(world_of(0, 1))
-        assert [batch.tolist() for batch in stream][:2] == [[1.0, 1.0], [5.0, 5.0]]
+        pieces = [piece.tolist() for step in itertools.islice(stream.steps(), 2) for piece in step]
+        assert pieces == [[1.0, 1.0], [5.0, 5.0]]
+        stream.load_state_dict(position)
 
 
 def test_collate_may_change_what_it_is_given() -> None:
     def collate(samples: list[dict[str, Any]]) -> int:
         return len([sample.pop("words") for sample in samples])
 
-    stream = elastic.ShardedStream([3, 3], read=pictures, collate_fn=collate, batch_size=2)
+    stream = elastic.ShardedStream([3, 3], read=pictures, collate_fn=collate, global_batch_size=2)
     for _ in range(2):
         stream.enter(world_of(0, 1))
         assert list(stream) == [2, 2, 2]
@@ -372,12 +371,12 @@ def test_samples_that_cannot_be_passed_on_are_one_clear_line() -> None:
     def call(function: Callable[[], str]) -> str:
         return function()
 
-    settings: Any = {"read": functions, "decode": call, "batch_size": 4}
+    settings: Any = {"read": functions, "decode": call, "global_batch_size": 4}
     for processes in (0, 1):
         stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=processes)
         assert list(stream) == [["a", "b", "c", "d"]]
     stream = elastic.ShardedStream(["ab", "cd"], **settings, num_workers=2)
-    words = r"^rank 0: what read= gives cannot be passed .* Can't pickle .*, or take num_workers=1$"
+    words = r"^what read= gives cannot be passed .* Can't pickle .*, or take num_workers=1$"
     with pytest.raises(BrokenShard, match=words):
         next(iter(stream))
 
@@ -391,21 +390,20 @@ def held(stream: ShardedStream) -> set[tuple[int, int]]:
 
 
 def test_windows_are_kept_until_their_lot_is_committed_and_no_longer(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [100] * 6), batch_size=4)
+    stream = elastic.ShardedStream(write_shards(tmp_path, [100] * 6), global_batch_size=4)
     lots = set()
-    for _ in stream:
+    for _ in stream.steps(epochs=1):
         lots.add(stream._committed.lot.number)
         assert (0, stream._committed.lot.number) in held(stream)
         assert min(held(stream)) >= (0, stream._committed.lot.number)
         assert len(held(stream)) <= 3
-        stream.commit()
     assert len(lots) > 5
 
 
 def test_a_window_that_was_asked_for_is_read_once() -> None:
     lists, shards = [[n] * 10 for n in range(4)], Shards()
     windows = StreamWindows(TaskLoader(ShardWork(lists, shards, None, None), {}))
-    keys = window_keys(elastic.ShardedStream(lists, read=list, batch_size=4)._committed.lot)
+    keys = window_keys(elastic.ShardedStream(lists, read=list, global_batch_size=4)._committed.lot)
     windows.ask(keys, 5)
     windows.get(keys[:2])
     windows.get(keys)
@@ -413,16 +411,17 @@ def test_a_window_that_was_asked_for_is_read_once() -> None:
 
 
 def test_a_batch_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [50] * 4), batch_size=4, num_workers=1)
+    shards = write_shards(tmp_path, [50] * 4)
+    stream = elastic.ShardedStream(shards, global_batch_size=4, num_workers=1)
     for _ in range(10):
-        assert len(list(itertools.islice(stream, 3))) == 3
+        assert len(list(itertools.islice(stream.steps(), 3))) == 3
         assert len(stream._windows._batches) < 20
-    stream._windows.forget_steps()
+    stream._windows.restart(stream._committed.lot)
     assert not stream._windows._batches
 
 
 def test_pinning_memory_leaves_windows_as_they_are(tmp_path: Path) -> None:
-    stream = elastic.ShardedStream(write_shards(tmp_path, [10] * 4), batch_size=4)
+    stream = elastic.ShardedStream(write_shards(tmp_path, [10] * 4), global_batch_size=4)
     keys = window_keys(stream._committed.lot)
     stream._windows.get(keys)
     result = ReadResult(list(stream._windows._held.items()))
