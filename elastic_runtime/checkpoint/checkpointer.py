@@ -120,7 +120,7 @@ class Checkpointer:
         """Ends the use: the groups are gone, and nothing more can be saved."""
         if self._state is not None:
             self._scheduler.report_end(self._steps)
-            self._executor.enter(None)
+            self._executor.close()
             self._snapshots.enter()
         self._state = self._peers = None
         if not self._context.has_agent:

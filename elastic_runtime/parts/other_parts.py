@@ -177,7 +177,7 @@ class ValuesPart(StatePart):
     """
 
     NAME = "elastic_runtime.values"
-    _PREFIX, _PROGRESS = f"{NAME}.", f"{NAME}:progress"
+    _PREFIX, PROGRESS = f"{NAME}.", f"{NAME}:progress"
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(self.NAME)
@@ -187,17 +187,17 @@ class ValuesPart(StatePart):
 
     def saved(self, rank: int) -> Flat:
         values = {self._PREFIX + name: value for name, value in self.values.items()}
-        return of_all_ranks({**values, self._PROGRESS: dict(self.progress)}, rank)
+        return of_all_ranks({**values, self.PROGRESS: dict(self.progress)}, rank)
 
     def wanted(self, stored: Mapping[str, Elsewhere], place: RankPosition) -> Flat:
-        if self._PROGRESS not in stored:
+        if self.PROGRESS not in stored:
             return {}
         saved = {key: fresh(stored[key]) for key in stored if key.startswith(self.NAME)}
         return {**{self._PREFIX + name: None for name in self.values}, **saved}
 
     def restore(self, loaded: Flat, place: RankPosition) -> bool:
-        if self._PROGRESS in loaded:
-            self.progress.update(loaded[self._PROGRESS])
+        if self.PROGRESS in loaded:
+            self.progress.update(loaded[self.PROGRESS])
             self.values.update(self._named(loaded))
         return True
 
@@ -227,7 +227,7 @@ class ValuesPart(StatePart):
 
     def take(self, given: Flat) -> None:
         _replace(self.values, self._named(given))
-        _replace(self.progress, copied(given[self._PROGRESS]))
+        _replace(self.progress, copied(given[self.PROGRESS]))
 
     def _named(self, flat: Flat) -> dict[str, Any]:
         start = self._PREFIX

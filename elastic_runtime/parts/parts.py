@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.errors import CheckpointError, CheckpointUsageError, UsageError
-from elastic_runtime.parts import json_tensors
 from elastic_runtime.parts.module_part import ModulePart
 from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
 from elastic_runtime.parts.other_parts import (
@@ -21,7 +20,7 @@ from elastic_runtime.parts.other_parts import (
 from elastic_runtime.parts.part import NOT_NEEDED, few
 from elastic_runtime.parts.per_rank import owned_by_rank
 from elastic_runtime.parts.pieces import InPieces
-from elastic_runtime.parts.plain_values import check_plain
+from elastic_runtime.parts.plain_values import check_plain, plain_value
 from elastic_runtime.parts.tensor_form import TensorForm
 
 if TYPE_CHECKING:
@@ -44,6 +43,12 @@ class Wanted:
     targets: Flat
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
+
+    @property
+    def fits_nowhere(self) -> bool:
+        """The checkpoint has nothing of what the user has put into the State."""
+        runtimes = ValuesPart.PROGRESS, GeneratorsPart.NAME
+        return all(key.startswith(runtimes) for key in self.targets)
 
     def require_all(self, where: str) -> None:
         """Refuses a checkpoint that is not exactly that of this program.
@@ -188,7 +193,7 @@ def part_of(name: str, one: Any, names: ParameterNames) -> StatePart | None:
     if hasattr(one, "state_dict") and hasattr(one, "load_state_dict"):
         return StatefulPart(name, one)
     try:
-        json_tensors.check(one, f"State({name}=...)")
+        plain_value(one, f"State({name}=...)")
     except UsageError as error:
         raise UsageError(
             f"State({name}=...) is a {type(one).__qualname__} without state_dict and "

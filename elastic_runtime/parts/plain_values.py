@@ -1,12 +1,15 @@
-"""Which values a checkpoint can keep: those that are loaded without running code."""
+"""Which values can be kept: those that are loaded without running code."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
+from typing import Any
 
 import torch
 
 from elastic_runtime.errors import CheckpointUsageError
+from elastic_runtime.parts import json_tensors
 
 # What ``torch.load(weights_only=True)`` reads back as it was.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
@@ -30,3 +33,20 @@ def check_plain(where: str, value: object) -> None:
             "running code; give plain values (numbers, strings, tensors, lists, dicts) "
             "or an object with state_dict and load_state_dict"
         )
+
+
+def plain_value(value: Any, where: str) -> Any:
+    """A value of a State as it is kept: a number of NumPy as one of Python.
+
+    Args:
+        value: of the user.
+        where: what it is called in an error.
+
+    Raises:
+        UsageError: it could not be given to another rank, or not be loaded again.
+    """
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
+        value = value.item()
+    json_tensors.check(value, where)
+    check_plain(where, value)
+    return value

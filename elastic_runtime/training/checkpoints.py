@@ -78,7 +78,7 @@ def load(
     """Loads a checkpoint into the objects of a State, for an evaluation or an export.
 
     It needs no ``elastic.run``, and no other process; with a process group all ranks call it.
-    Generators, and what else each rank has for itself, are left as they are.
+    The global random generators are left as they are.
 
     Example::
 

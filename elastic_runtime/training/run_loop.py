@@ -247,7 +247,7 @@ class RunLoop:
         if not self._in_place and dist.is_available() and dist.is_initialized():
             return False
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        if "RANK" in os.environ:
+        if "MASTER_ADDR" in os.environ:
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -498,6 +498,8 @@ class Commit:
                 loop._note(DataShuffles(sampler))
         if ranks is not None and ranks.interrupted.is_set():
             raise WorldChanged("the round is broken")
+        if self._saver is not None:
+            self._saver.count(step)
         agreed = self._agreement.step(partial(self._wishes, Wish.TRAINS))
         if ranks is not None:
             ranks.met = True
@@ -508,10 +510,8 @@ class Commit:
                 now = time.monotonic()
                 state._owe(self._peers.on_first(lambda: self._duties.overdue(now)))
         self._compare_values()
-        if self._saver is not None:
-            self._saver.count(step)
-            if self._saver.act_on(agreed):
-                self._agreement.restart_clock()
+        if self._saver is not None and self._saver.act_on(agreed):
+            self._agreement.restart_clock()
         if agreed:
             if Wish.CHANGE in agreed:
                 self._leave()

@@ -26,6 +26,7 @@ from elastic_runtime.parts.other_parts import GeneratorsPart, RankPart, ValuesPa
 from elastic_runtime.parts.outside_changes import OutsideChanges
 from elastic_runtime.parts.parts import Parts, part_of
 from elastic_runtime.parts.per_rank import RankPosition
+from elastic_runtime.parts.plain_values import plain_value
 from elastic_runtime.parts.wrappers import unwrapped_optimizer
 from elastic_runtime.system import torch_private
 from elastic_runtime.training.checkpoints import CheckpointSettings
@@ -166,7 +167,8 @@ class State:
         parts = {name: part_of(name, one, self._names) for name, one in named.items()}
         self._held = [part for part in parts.values() if part is not None]
         self._named = {name: one for name, one in named.items() if parts[name] is not None}
-        self._plain = ValuesPart({n: one for n, one in named.items() if parts[n] is None})
+        plain = {n: plain_value(one, f"State({n}=...)") for n, one in named.items() if not parts[n]}
+        self._plain = ValuesPart(plain)
         self._values, self._progress = self._plain.values, self._plain.progress
         self._duties = Duties()
         self._duty = ""
@@ -786,8 +788,7 @@ class State:
                 f"this State has no {name!r}, and training has begun: give it its values before, "
                 f"State({name}=...), so that a slip of the pen makes no new one"
             )
-        json_tensors.check(value, f"state.{name}")
-        self._values[name] = value
+        self._values[name] = plain_value(value, f"state.{name}")
 
     def __delattr__(self, name: str) -> None:
         if self._values.pop(name, self) is self:

@@ -49,7 +49,7 @@ class Task(planned.Task):
         """
         return elastic.ShardedStream(
             f"{self.folder}/shards/*.jsonl",
-            batch_size=self.batch,
+            global_batch_size=self.batch,
             shuffle_buffer=self.shuffle,
             seed=self.seed,
             **options,

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from elastic_runtime.checkpoint.format.description import Description
 from elastic_runtime.checkpoint.format.manifest import Manifest
 from elastic_runtime.checkpoint.save.background_thread import BackgroundThread, Task
@@ -109,7 +107,7 @@ class SaveExecutor:
         """The ranks are others from now on.
 
         Args:
-            gloo: to them; None: by torch's default group.
+            gloo: to them; None: they are gone.
 
         Returns:
             Whether a save was under way, which is not finished now.
@@ -405,15 +403,9 @@ class SaveExecutor:
             self.wait()
 
     def close(self) -> None:
-        """Waits for the save in the background, and frees all memory.
-
-        Raises:
-            CheckpointError: it could not be finished; the same on every rank.
-        """
-        try:
-            self.finish()
-        finally:
-            self._memory.close()
+        """Gives up a save that is under way, and frees all memory: the ranks are gone."""
+        self.enter(None)
+        self._memory.close()
 
     def _await(self, task: Task | None, until: float = inf) -> None:
         if task is not None and not task.has_ended:
@@ -427,6 +419,5 @@ class SaveExecutor:
     def _make_peers(self, peers: Peers) -> Peers:
         if peers.group is None:
             return peers
-        if self._gloo is not None:
-            return Peers(self._gloo.another())
-        return Peers(dist.new_group(backend="gloo"))
+        assert self._gloo is not None
+        return Peers(self._gloo.another())

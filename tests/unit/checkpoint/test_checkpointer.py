@@ -157,6 +157,23 @@ def test_a_plain_process_saves_when_it_is_terminated(tmp_path: Path) -> None:
     assert saves(tmp_path) == ["step-5.term-1"]
 
 
+_AFTER_IT = """
+import os, signal, sys
+import elastic_runtime as elastic
+state = elastic.State(a=1)
+state.checkpoints(sys.argv[1])
+with state.resumed():
+    state.commit()
+os.kill(os.getpid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_after_training_a_plain_process_is_terminated_as_any_other(tmp_path: Path) -> None:
+    assert python("-c", _AFTER_IT, tmp_path).returncode == -signal.SIGTERM
+    assert saves(tmp_path) == ["step-1.term-1"]
+
+
 def test_an_interrupted_save_leaves_nothing_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ def test_other_keys_are_an_error_unless_they_are_allowed(
     more, before = nn.Linear(1, 1, bias=False), 0.25
     nn.init.constant_(more.weight, before)
     saved.state = State(more=more, other=3, model=saved.mine)
-    missing = r"it lacks elastic_runtime\.values\.other, more\.weight;"
+    missing = r"it lacks other, more\.weight;"
     with pytest.raises(CheckpointUsageError, match=missing):
         saved.load()
     assert saved.load(strict=False) == 1
@@ -156,6 +156,9 @@ def test_other_keys_are_an_error_unless_they_are_allowed(
     state = state_in(saved.path, {"more": more})
     with pytest.raises(CheckpointUsageError, match=r"it also has model\.weight;"), trained(state):
         pass
+    another = State(net=nn.Linear(2, 2), best=0)
+    with pytest.raises(CheckpointUsageError, match="it belongs to another one"):
+        elastic.load(saved.path, another, strict=False)
     state = state_in(saved.path, {"more": more, "model": saved.mine})
     with cut_off(state, strict=False):
         assert state.step == 1

@@ -112,8 +112,7 @@ def test_the_newest_is_kept_and_is_where_a_job_goes_on(
     caplog.set_level(logging.INFO)
     state, model = make(agent)
     with cut_off(state):
-        take_one(state, agent)
-        step = take_one(state, agent)
+        assert [take_one(state, agent), step := take_one(state, agent)] == [4, 8]
         take(state)
         assert kept(agent) == [f"step-{step}.term-1"]
         assert state._saver is not None and state._saver.saved_step == 0  # nothing is stored
