@@ -88,6 +88,19 @@ class WorkersReplaced(Event):
 
 
 @dataclass(frozen=True)
+class WorkersBusy(Event):
+    """In place: workers have been busy with what ``state.at`` calls, or with ``elastic.busy``, for
+    longer than ``--rejoin-timeout``. No step is expected meanwhile, so that nothing ends it."""
+
+    name = "workers.busy"
+    sentence = "busy for {seconds} s, and no step is expected: {where}"
+    whole_job = False
+
+    seconds: int
+    where: str
+
+
+@dataclass(frozen=True)
 class WorkerStuck(WorkersReplaced):
     """In place: workers do not leave a broken round, or make no progress for too long, and are
     killed and replaced."""

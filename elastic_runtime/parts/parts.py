@@ -38,17 +38,13 @@ class Wanted:
         targets: by key: a tensor to be filled, or None for another value.
         missing: keys of the program that the checkpoint lacks.
         surplus: keys of the checkpoint that the program has no use for.
+        is_foreign: the checkpoint has none of the keys of the program.
     """
 
     targets: Flat
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
-
-    @property
-    def fits_nowhere(self) -> bool:
-        """The checkpoint has nothing of what the user has put into the State."""
-        runtimes = ValuesPart.PROGRESS, GeneratorsPart.NAME
-        return all(key.startswith(runtimes) for key in self.targets)
+    is_foreign: bool = False
 
     def require_all(self, where: str) -> None:
         """Refuses a checkpoint that is not exactly that of this program.
@@ -120,8 +116,11 @@ class Parts:
         }
         for key, target in targets.items():
             _check_fit(where, key, target, stored[key])
+        own = {key for part in self._parts for key in part.saved(place.rank) if not _is_ours(key)}
+        own |= {key for key in self.may_differ() if key.startswith(ValuesPart.NAME)}
         return Wanted(
             targets,
+            is_foreign=bool(own) and not own & stored.keys(),
             missing=tuple(sorted(flat.keys() - stored.keys())),
             # What is loaded without training has no use for what is the runtime's.
             surplus=tuple(sorted(k for k in stored.keys() - flat.keys() if not _is_ours(k))),

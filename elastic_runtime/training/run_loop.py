@@ -247,7 +247,7 @@ class RunLoop:
         if not self._in_place and dist.is_available() and dist.is_initialized():
             return False
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        if "MASTER_ADDR" in os.environ:
+        if {"RANK", "MASTER_ADDR"} <= os.environ.keys():
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

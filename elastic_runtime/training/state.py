@@ -35,6 +35,7 @@ from elastic_runtime.worker.context import context
 from elastic_runtime.worker.loop_hints import (
     BUFFERS_IN_DUTY,
     COMMIT_TWICE,
+    OPTIMIZER_LATE,
     SCHEDULE_LATE,
     SCHEDULE_LEFT_OUT,
     tell_once,
@@ -499,6 +500,8 @@ class State:
         self._progress["owed"].remove(name)
         self._progress["done"][name] = self._step
         self._is_ahead |= changed
+        if self._schedules_at:
+            self._schedules_at = self._where_schedules_are()  # one may be stepped by a duty
 
     @property
     def is_ahead(self) -> bool:
@@ -813,6 +816,9 @@ class State:
         for loader in self._loaders():
             loader.before_optimizer()
         first, self._optimized = not self._optimized, True
+        if first and self._commits and self._alone is None and self.has_loaders:
+            if not any(loader.has_begun for loader in self._loaders()):
+                tell_once(OPTIMIZER_LATE)
         if first and self._schedules_at and self._schedules_at != self._where_schedules_are():
             tell_once(SCHEDULE_LATE)
         if self._replica_check is not None:

@@ -44,6 +44,10 @@ COMMIT_TWICE = (
     "commit() was called twice with no optimizer and no step of a loader in between: each commit "
     "counts a step"
 )
+OPTIMIZER_LATE = (
+    "an optimizer of the State made its step after commit(), with no step of a loader begun: its "
+    "commit did not have it, and a fault loses it; call state.commit() after optimizer.step()"
+)
 BREAK_IN_PIECES = (
     "the loop over the pieces of a step was left after {taken} of {pieces}: the rest of its "
     "samples counts as trained; to leave out a step, call zero_grad() and commit()"

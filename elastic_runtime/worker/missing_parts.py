@@ -1,9 +1,9 @@
 """Finds, in the first two steps, what a script trains with and has left out of its ``State``.
 
 Without this check such a mistake would show only after the first fault, and without an error: ranks
-would continue with different values. Only what is used in both of
-the first two steps counts. What is certainly wrong is an error, what is likely wrong is a hint, and
-what may well be right is not reported.
+would continue with different values. Of optimizers only what is used in both of the first two steps
+counts. What is certainly wrong is an error, what is likely wrong is a hint, and what may well be
+right is not reported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import types
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
 # An object that refers to more than so many others is not searched to its end.
 _MOST = 200_000
+# Knows its optimizer, and does not keep what that holds.
+_SCHEDULE = torch.optim.lr_scheduler.LRScheduler
 # What refers to much and keeps nothing for a script.
 _LEAVES = (torch.Tensor, types.ModuleType, types.CodeType, types.FrameType, type)
-_OWN = ("elastic_runtime.worker.", "elastic_runtime.training.")
+_OWN = ("elastic_runtime.worker.", "elastic_runtime.training.", "elastic_runtime.parts.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class MissingParts:
     """Looks on until the second commit of this process, and costs nothing after it."""
 
     def __init__(self, state: State) -> None:
-        """Begins to look which optimizers make steps.
+        """Begins to look which optimizers make steps, and by which scalers.
 
         Args:
             state: what the script has given.
@@ -58,7 +61,10 @@ class MissingParts:
         self._state = state
         self._stepped: dict[int, torch.optim.Optimizer] = {}
         self._first: dict[int, torch.optim.Optimizer] | None = None  # before the first commit
+        self._scalers: dict[int, torch.amp.GradScaler] = {}
         self._hook = register_optimizer_step_post_hook(self._after_step)
+        self._step_of_scaler = torch.amp.GradScaler.step
+        torch.amp.GradScaler.step = self._noting_scalers(torch.amp.GradScaler.step)
 
     def committed(self) -> list[Finding] | None:
         """Takes note of a commit.
@@ -71,13 +77,24 @@ class MissingParts:
             return None
         twice = [one for key, one in self._stepped.items() if key in self._first]
         found = [_about_optimizer(self._state, optimizer) for optimizer in twice]
+        found += [_about_scaler(self._state, scaler) for scaler in self._scalers.values()]
         self.close()
         return [one for one in found if one is not None]
 
     def close(self) -> None:
         """Looks on no more."""
         self._hook.remove()
-        self._stepped, self._first = {}, {}
+        torch.amp.GradScaler.step = self._step_of_scaler
+        self._stepped, self._first, self._scalers = {}, {}, {}
+
+    def _noting_scalers(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step)
+        def noting(scaler: torch.amp.GradScaler, *given: Any, **named: Any) -> Any:
+            if scaler.is_enabled():
+                self._scalers[id(scaler)] = scaler
+            return step(scaler, *given, **named)
+
+        return noting
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -101,7 +118,8 @@ def report(found: Sequence[Finding], note: Callable[[NotedEvent], None]) -> None
 
 
 def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding | None:
-    objects = [*state._named.values(), *([state._alone] if state._alone is not None else ())]
+    held = [one for one in state._named.values() if not isinstance(one, _SCHEDULE)]
+    objects = [*held, *([state._alone] if state._alone is not None else ())]
     ours = [one for one in objects if isinstance(one, torch.optim.Optimizer)]
     # A wrapper may hold the optimizer that is in the State, as well as the other way round.
     if reaches(objects, optimizer) or any(reaches([optimizer], one) for one in ours):
@@ -123,6 +141,16 @@ def _about_optimizer(state: State, optimizer: torch.optim.Optimizer) -> Finding 
         f"{kind} changes parameters that are not in the State: after a fault they would differ "
         "between workers; write State(model=…, optim=…)",
         certain=not others and not state.has_values,
+    )
+
+
+def _about_scaler(state: State, scaler: torch.amp.GradScaler) -> Finding | None:
+    if reaches([*state._named.values(), state._alone], scaler):
+        return None
+    return Finding(
+        "a GradScaler is in use and not in the State: after a fault ranks would scale otherwise, "
+        "leave out other steps, and drift apart; write State(…, scaler=scaler)",
+        certain=True,
     )
 
 

@@ -48,7 +48,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
 )
 from elastic_runtime.events.node_events import NodeCutOff
 from elastic_runtime.events.round_events import RoundWaits, StepNone
-from elastic_runtime.events.worker_events import WorkerHangs, WorkerStuck
+from elastic_runtime.events.worker_events import WorkerHangs, WorkersBusy, WorkerStuck
 from elastic_runtime.limits import HANG_FACTOR, HANG_STEPS, LONG_FIRST_STEP, SILENT_WORKER
 from elastic_runtime.protocol.messages import HANG, Ask, Heard
 from elastic_runtime.protocol.records import CUT_OFF, FAILED, HANGS, LOST, FaultReport, listed
@@ -97,6 +97,9 @@ class NoStepExpected:
 
 
 Finding = NoFirstStep | NoStepExpected | StepOverdue
+
+
+BUSY = "busy"  # with something else than a step, as the script says
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ class HangClock:
         entering, busy = self.entering_seconds(now), self.busy_seconds(now)
         if max(entering, busy) > self.rejoin_timeout:
             quiet = NoStepExpected(entering, "not in train")
-            found.append(quiet if entering else NoStepExpected(busy, "busy"))
+            found.append(quiet if entering else NoStepExpected(busy, BUSY))
         if self.overdue(now):
             found.append(StepOverdue(self.step_seconds(now), self.limit))
         return tuple(found)
@@ -330,13 +333,19 @@ def _all_wait(
     seconds = min(event.seconds, now - state.require_in_place().inquiry.busy_at)
     if seconds < 2 * event.limit or any(heard and heard.busy for heard in said.values()):
         return Step(state, (), "all workers here wait for others")
-    first = last.first_worker(state.group_rank)
-    places = [f"rank {first + rank} at {heard.where}" for rank, heard in said.items() if heard]
-    where = listed(places) if places else "nobody says where"
+    where = _places(state, said)
     reason = f"no step for {event.seconds:.0f} s: {HANG} (--hang-timeout): {where}"
     fault = FaultReport(last.number, FAILED, reason, signature=HANGS)
     broken = interrupt_round(state.with_fault(fault), reason, now)
     return broken.preceded_by(TellPeople(WorkerHangs(reason)))
+
+
+def _places(state: AgentState, said: Mapping[int, Heard | None]) -> str:
+    """Where the workers of this node have said that they are, for people."""
+    assert state.round is not None
+    first = state.round.first_worker(state.group_rank)
+    places = [f"rank {first + rank} at {heard.where}" for rank, heard in said.items() if heard]
+    return listed(places) if places else "nobody says where"
 
 
 def surveyed(state: AgentState, event: Surveyed, now: float) -> Step:
@@ -374,8 +383,11 @@ def _no_step_expected(state: AgentState, event: NoStepExpected, now: float) -> S
         return Step(state)
     silent = tuple(r for r in inside if r not in inquiry.answers) if inquiry.asking else ()
     if not silent:
-        ask = TellWorkers(Ask(), inside)
-        return Step(_asked(state, now), (ask,), f"workers that are {event.where}")
+        actions: list[Action] = [TellWorkers(Ask(), inside)]
+        if inquiry.asking and event.where == BUSY and event.seconds < 3 * patience:
+            where = _places(state, inquiry.answers)
+            actions.append(TellPeople(WorkersBusy(round(event.seconds), where)))
+        return Step(_asked(state, now), tuple(actions), f"workers that are {event.where}")
     why = f"{event.where} for {event.seconds:.0f} s, and no answer for {patience:.0f} s"
     report = TellPeople(WorkerStuck(why, list(silent)))
     kill = KillWorkers(silent, f"made no progress: {why}")

@@ -174,7 +174,7 @@ class LoadRun:
             self._names = sorted(contents.stored) if self._wanted.surplus else []
         if self._strict and self._wanted.missing:
             self._wanted.require_all(self._where)
-        elif self._wanted.missing and self._wanted.fits_nowhere:
+        elif self._wanted.missing and self._wanted.is_foreign:
             raise CheckpointUsageError(
                 f"{self._where} has none of the keys of this program: it belongs to another one; "
                 "use another directory"

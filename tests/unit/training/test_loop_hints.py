@@ -79,6 +79,16 @@ def late_schedule(script: Script) -> None:
     script.run(step)
 
 
+def late_optimizer(script: Script) -> None:
+    def step(one: Any) -> None:
+        script.compute(one)
+        script.schedule.step()
+        script.state.commit()
+        script.update()
+
+    script.run(step)
+
+
 def two_commits(script: Script) -> None:
     def step(one: Any) -> None:
         script.step(one)
@@ -123,6 +133,7 @@ def left_out_schedule(script: Script) -> None:
     [
         (left_out_schedule, "the learning rates of 'optim' and is not in the State"),
         (late_schedule, "step it before state.commit()"),
+        (late_optimizer, "call state.commit() after optimizer.step()"),
         (two_commits, "each commit counts a step"),
         (left_pieces, "left after 1 of 2"),
         (no_eval, "buffers of a model changed in 'evaluate'"),
@@ -157,6 +168,7 @@ def test_a_loop_that_is_right_is_told_nothing(hints: list[str], tmp_path: Path) 
         for batch in validation:
             script.model(batch)
         list(map(list, validation.steps(steps=1)))
+        script.schedule.step()  # as ReduceLROnPlateau, by what was evaluated
 
     script.state.at("1 steps, epoch, end", evaluate)
 

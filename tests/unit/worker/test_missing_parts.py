@@ -101,14 +101,45 @@ class Wrapper(torch.optim.Optimizer):  # type: ignore[misc]
 def test_what_is_in_the_state_in_some_way_is_not_spoken_of(script: Script) -> None:
     model, optim = script.model, script.optim
     assert script.steps(State(model=model, optim=optim)) == []
-    schedule = torch.optim.lr_scheduler.StepLR(optim, 1)
-    assert script.steps(State(model=model, schedule=schedule)) == []
     assert script.steps(State(model=model, mine=Holder({"all": [optim]}))) == []
     assert script.steps(State(model=model, mine=Holder(optim.state_dict))) == []
     assert script.steps(State(model=model, mine=Holder(lambda: optim))) == []
     script.optim = Wrapper(optim)
     assert script.steps(State(model=model, outer=script.optim)) == []
     assert script.steps(State(model=model, inner=optim)) == []
+
+
+def test_a_schedule_knows_its_optimizer_and_does_not_keep_it(script: Script) -> None:
+    schedule = torch.optim.lr_scheduler.StepLR(script.optim, 1)
+    (found,) = script.steps(State(model=script.model, schedule=schedule))
+    assert "AdamW changes parameters of the State's 'model'" in found.text
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_that_is_left_out_is_an_error(script: Script, enabled: bool) -> None:
+    optim, scaler = script.optim, torch.amp.GradScaler("cpu", enabled=enabled)
+
+    class Scaled(torch.optim.Optimizer):  # type: ignore[misc]
+        """Steps as a script does with a scaler."""
+
+        def __init__(self) -> None:
+            pass
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            optim.zero_grad()
+
+        def step(self, closure: Any = None) -> None:
+            scaler.scale(torch.ones(()))
+            scaler.step(optim)
+            scaler.update()
+
+    plain = torch.amp.GradScaler.step
+    script.optim = Scaled()
+    found = script.steps(State(model=script.model, optim=optim))
+    assert [one.certain for one in found] == [True] * enabled
+    assert script.steps(State(model=script.model, optim=optim, scaler=scaler)) == []
+    assert script.steps(State(model=script.model, optim=optim, mine=Holder(scaler))) == []
+    assert torch.amp.GradScaler.step is plain
 
 
 def test_an_optimizer_that_has_nothing_to_lose_may_stay_outside(script: Script) -> None:
