@@ -74,6 +74,7 @@ class TrainingStep:
         self._ahead: list[Any] = []  # read by ``total``
         self._iterated = False
         self._over = False  # the loop has gone on
+        self._lost: Any = 0.0  # the losses so far, each with its factor
 
     def __repr__(self) -> str:
         """Its number, and how many samples it has."""
@@ -151,7 +152,28 @@ class TrainingStep:
         if reduction == "sum":
             ranks = 1.0 if self._source.trains_alone else float(self._world)
             factor = ranks if self._own[self._present()] else 0.0
-        (loss * factor).backward()
+        lost = loss * factor
+        self._lost = self._lost + lost.detach()
+        lost.backward()
+
+    def mean_loss(self) -> float:
+        """The mean over the global batch of what ``backward`` was given; all ranks must ask.
+
+        It waits for all of them, so it belongs before the optimizer. Of losses that were given as
+        sums it is the sum; what a ``GradScaler`` has scaled is scaled.
+
+        Example::
+
+            state.loss = step.mean_loss()  # for a log line: state.at("10 steps", log)
+            optim.step()
+
+        Raises:
+            UsageError: pieces of the step are still to come.
+        """
+        if self.taken < self.pieces:
+            raise UsageError("step.mean_loss() is of all pieces: ask for it after the last one")
+        own = float(self._lost)
+        return own if self._source.trains_alone else self._over_shares(own) / self._world
 
     def total(self, count: Callable[[Any], float]) -> float:
         """The sum of a number over all pieces of the step, on all ranks; all of them must ask.
@@ -183,11 +205,12 @@ class TrainingStep:
         own_total: float = sum(map(_number, found))
         if self._source.trains_alone:
             return own_total
-        # By share: under tensor parallelism several ranks have the same one.
-        shares: dict[int, float] = dict(
-            self._source.peers().gather([self._source.place[0], own_total])
-        )
-        return sum(shares.values())
+        return self._over_shares(own_total)
+
+    def _over_shares(self, number: float) -> float:
+        """The sum over all shares: under tensor parallelism several ranks have the same one."""
+        shares = self._source.peers().gather([self._source.place[0], number])
+        return sum(dict(shares).values())
 
     def drop_rest(self) -> None:
         """Reads what the script has left of it: the next step begins after it."""

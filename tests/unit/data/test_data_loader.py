@@ -544,6 +544,33 @@ def test_a_total_is_over_all_ranks(size: int) -> None:
     assert found == [(size, sum(range(size)) / 2, math.ceil(math.ceil(size / 3) / 2))] * 3
 
 
+def mean_losses(size: int) -> tuple[float, float, str]:
+    """The mean of the losses of all samples, given by pieces as means, and as sums."""
+    found = []
+    for reduction in ("mean", "sum"):
+        step = next(DataLoader(torch.arange(float(size)), size, at_once=2).steps())
+        weight = torch.ones((), requires_grad=True)
+        for piece in step:
+            loss = weight * piece.square()
+            step.backward(
+                loss.mean() if reduction == "mean" else loss.sum() / size, reduction=reduction
+            )
+        found.append(step.mean_loss())
+    early = next(DataLoader(torch.arange(float(size)), size, at_once=1).steps())
+    with pytest.raises(UsageError) as refused:
+        early.mean_loss()
+    return found[0], found[1], str(refused.value)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("size", [7, 2])
+def test_the_mean_loss_of_a_step_is_that_of_the_global_batch(world: int, size: int) -> None:
+    mean = sum(n * n for n in range(size)) / size
+    for by_means, by_sums, early in values(run_ranks(world, mean_losses, size)):
+        assert (by_means, by_sums) == (pytest.approx(mean), pytest.approx(mean))
+        assert "of all pieces" in early
+
+
 def shared_totals() -> tuple[Any, ...]:
     """Ranks 0 and 1 train on the same share, as under tensor parallelism."""
     rank = dist.get_rank()

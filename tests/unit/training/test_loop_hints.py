@@ -82,7 +82,6 @@ def late_schedule(script: Script) -> None:
 def late_optimizer(script: Script) -> None:
     def step(one: Any) -> None:
         script.compute(one)
-        script.schedule.step()
         script.state.commit()
         script.update()
 
