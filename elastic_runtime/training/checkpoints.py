@@ -77,7 +77,8 @@ def load(
 ) -> int:
     """Loads a checkpoint into the objects of a State, for an evaluation or an export.
 
-    It needs no ``elastic.run``, and no other process; with a process group all ranks call it.
+    It needs no ``elastic.run``, and no other process: before ``elastic.run`` each rank loads for
+    itself. With a process group all ranks call it.
     The global random generators are left as they are.
 
     Example::
@@ -101,7 +102,7 @@ def load(
         DamagedCheckpoint: it is not what was written; without ``step`` there is none that is.
     """
     storage = open_storage(place)
-    peers = Peers()
+    peers = Peers(alone=True)
     # As rank 0 sees them: ranks that read different checkpoints would not notice it.
     names = peers.on_first(
         lambda: [one.name for one in newest_first(storage.names()) if storage.has_manifest(one)]

@@ -76,11 +76,12 @@ class Peers:
         group: the gloo group that they share; None if there is only one rank.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
         """Makes the group; all ranks must call it at the same point of the program.
 
         Args:
             group: a gloo group of all ranks to use; None: make a new one.
+            alone: ranks that are not connected yet may each do something for themselves.
 
         Raises:
             UsageError: the job has several ranks, but they have not been connected yet.
@@ -89,10 +90,10 @@ class Peers:
         self.group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        elif int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        elif not alone and int(os.environ.get("WORLD_SIZE") or 1) > 1:
             raise UsageError(
                 f"torch.distributed is not initialized (WORLD_SIZE={os.environ['WORLD_SIZE']}): "
-                "call init_process_group() before elastic.load or a stream is used; with "
+                "call init_process_group() before a stream is used; with "
                 "elastic.run, leave that use out"
             )
         if self.world > 1:

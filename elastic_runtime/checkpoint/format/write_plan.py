@@ -216,7 +216,7 @@ def _compare(name: str, row: SchemaRow, rank: int, other: _Key) -> None:
     if (row.dtype, row.shape) != (other.row.dtype, other.row.shape):
         raise CheckpointUsageError(
             f"the ranks disagree about {name}: it is {_words(other.row)} on rank {other.rank} and "
-            f"{_words(row)} on rank {rank}; build the same entries on all ranks"
+            f"{_words(row)} on rank {rank}; build the same State on all ranks"
         )
 
 

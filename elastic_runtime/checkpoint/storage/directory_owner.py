@@ -29,7 +29,7 @@ def check_owner(storage: Storage, entries: Sequence[str]) -> None:
         return
     raise CheckpointUsageError(
         f"{storage.where} holds checkpoints of another job: the newest one, "
-        f"{newest.id.name}, has the entries {', '.join(newest.entries)}, and this job has "
+        f"{newest.id.name}, holds {', '.join(newest.entries)}, and this job "
         f"{', '.join(entries)}; use another directory"
     )
 

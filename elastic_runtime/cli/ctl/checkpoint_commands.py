@@ -49,7 +49,7 @@ def checkpoint() -> None:
 @_PLACE
 @FORMAT_OPTION
 def list_(directory: str, form: str) -> None:
-    """Lists all checkpoints, and what resume() would take.
+    """Lists all checkpoints, and what a job would take.
 
     Files are compared with the manifest by their sizes; verify reads them.
     """
@@ -63,7 +63,7 @@ def list_(directory: str, form: str) -> None:
 @_TERM
 @FORMAT_OPTION
 def show_(directory: str, step: int | None, term: int | None, form: str) -> None:
-    """Shows one checkpoint: what resume() would take, unless --step says another."""
+    """Shows one checkpoint: what a job would take, unless --step says another."""
     seen = _look(open_storage(directory, Patience()))
     if step is None and term is None:
         if seen.takes is None:
@@ -155,7 +155,7 @@ def prune(
 @_TERM
 @FORMAT_OPTION
 def restore(directory: str, step: int, term: int | None, form: str) -> None:
-    """Makes a checkpoint the one that resume() takes, while no job runs there.
+    """Makes a checkpoint the one that a job takes, while no job runs there.
 
     It is set aside no more, and all newer ones are. Nothing is deleted.
     """

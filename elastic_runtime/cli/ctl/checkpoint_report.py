@@ -99,10 +99,10 @@ def _why(
     )
     if takes is None:
         if newer := [one.which.name for one in found if one.status is CheckpointStatus.NEWER]:
-            return f"resume() would stop with an error: {newer[0]} is of a newer version"
+            return f"a job would stop with an error: {newer[0]} is of a newer version"
         if damaged:
-            return "resume() would stop with an error: there are checkpoints, but none is whole"
-        return "resume() would start from the beginning: there is no checkpoint"
+            return "a job would stop with an error: there are checkpoints, but none is whole"
+        return "a job would start from the beginning: there is no checkpoint"
     how = "its bytes were read" if takes in verified else "its bytes were not read"
     skipped = f", {damaged} newer {'is' if damaged == 1 else 'are'} damaged" if damaged else ""
     return f"it is the newest whole one ({how}){skipped}"

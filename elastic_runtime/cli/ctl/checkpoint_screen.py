@@ -43,7 +43,7 @@ def listing(seen: Inventory) -> RenderableType:
         table.add_row(*_cells(one), _state(seen, one))
     parts: list[RenderableType] = [table] if seen.found else []
     if seen.takes:
-        taken = f"resume() would take step {seen.takes.step} of term {seen.takes.term}"
+        taken = f"a job would take step {seen.takes.step} of term {seen.takes.term}"
         parts.append(Text(f"{taken}: {seen.why}"))
     else:
         parts.append(Text(f"{seen.where}: {seen.why}"))

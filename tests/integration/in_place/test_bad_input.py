@@ -50,7 +50,7 @@ def test_misuse_in_one_process_is_told(tmp_path: Path) -> None:
         ("gives_what_cannot_be_read", "odd.lock", "use plain values"),
         ("returns_early", "train returned on rank 1 after step 4", "on all ranks"),
         ("destroys_inside", "was called inside of elastic.run", "remove the call"),
-        ("loads_before", "is not initialized", "leave that use out"),
+        ("loads_before", "there is not a checkpoint in", "steps there: none"),
     ],
 )
 def test_a_job_ends_with_what_was_wrong(tmp_path: Path, kind: str, wrong: str, remedy: str) -> None:

@@ -98,7 +98,7 @@ def test_list_says_what_there_is_and_what_resume_would_take(ctl: Ctl) -> None:
     assert ctl("list") == 0
     shown = ctl.shown()
     assert re.search(r"15 +2 +0 +1 +11 bytes +\S+ \S+ +whole", shown)
-    assert "resume() would take step 15 of term 2: it is the newest whole one" in shown
+    assert "a job would take step 15 of term 2: it is the newest whole one" in shown
 
 
 def test_what_is_set_aside_is_shown_restored_and_deleted(ctl: Ctl) -> None:
@@ -336,14 +336,14 @@ def test_a_list_says_what_a_job_would_take_and_what_is_wrong() -> None:
     rows = [line.split() for line in shown.splitlines()[1:3]]
     assert rows[0][:2] == ["20", "1"] and rows[0][-1] == "damaged"
     assert rows[1][:2] == ["10", "1"] and rows[1][-4:] == ["whole,", "every", "byte", "read"]
-    assert "resume() would take step 10 of term 1" in shown
+    assert "a job would take step 10 of term 1" in shown
     assert "rank-0.distcp is [b]missing" in shown, "a name is no markup"
     assert "no checkpoints, left alone: notes" in shown
 
 
 def test_where_nothing_can_be_taken_it_is_said_why() -> None:
     shown = on_screen(checkpoint_screen.listing(take("/runs", [], [])))
-    assert shown.strip() == "/runs: resume() would start from the beginning: there is no checkpoint"
+    assert shown.strip() == "/runs: a job would start from the beginning: there is no checkpoint"
 
 
 def test_one_checkpoint_is_shown_with_its_files() -> None:
