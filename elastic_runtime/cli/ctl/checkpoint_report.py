@@ -25,7 +25,7 @@ class Inventory:
         names: all its entries.
         found: the checkpoints and rests of some, the newest first.
         verified: those whose bytes were read, too.
-        takes: what ``resume()`` would load; None if nothing.
+        takes: what a job would load; None if nothing.
         why: for people: why that one, or what happens instead.
         term: the highest term that was taken.
         foreign: entries that are not of ours.

@@ -33,7 +33,7 @@ _STYLES = {
 
 
 def listing(seen: Inventory) -> RenderableType:
-    """All checkpoints, and what ``resume()`` would take."""
+    """All checkpoints, and what a job would take."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("step", "term", "round", "world", "size"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -72,7 +72,7 @@ def _disagreeing() -> None:
 def test_ranks_that_disagree_are_told_alike() -> None:
     expected = (
         "the ranks disagree about w: it is a float32 of shape (3,) on rank 0 and a float32 of "
-        "shape (4,) on rank 2; build the same entries on all ranks"
+        "shape (4,) on rank 2; build the same State on all ranks"
     )
     assert run_ranks(3, _disagreeing) == [Outcome(None, "CheckpointUsageError", expected)] * 3
 
