@@ -82,7 +82,7 @@ class FitJob:
         self._counters: LoopCounters | None = None
         self._job: TrainerJob | None = None
         self._reports = RankZeroReports(trainer, known_rank=strategy is None)
-        self._notes = Observations(trainer, self._reports, self._commits)
+        self._notes = Observations(trainer, self._reports)
         self._told = False
 
     # What the fit loop asks
@@ -137,9 +137,6 @@ class FitJob:
             self._job.save()
 
     # Inside
-
-    def _commits(self) -> int:
-        return self._counters.commits if self._counters is not None else 0
 
     def _parts(self, counters: LoopCounters) -> dict[str, Any]:
         """What is the same on all ranks and must not be lost, by name."""

@@ -14,38 +14,20 @@ all from a checkpoint  those of the rank 0 that saved it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from elastic_runtime.worker.peers import Peers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class _Worth(IntEnum):
-    """What a rank's notes are worth at the beginning of a round."""
-
-    NOTHING = 0
-    PRESENT = 1  # it has completed the step, and noted nothing then
-    NOTED = 2
-
 
 class RankNotes(ABC):
     """Keeps them for this rank, and gives them to new ranks and to checkpoints."""
 
-    def __init__(self, commits: Callable[[], int]) -> None:
-        """Notes nothing yet.
-
-        Args:
-            commits: how many steps this process has committed itself, whatever it has received.
-        """
-        self._commits = commits
+    def __init__(self) -> None:
+        """Notes nothing yet."""
         # At the two newest commits: the newer one may not have come about.
         self._notes: dict[int, Any] = {}
-        self._entered: tuple[int, int] | None = None  # the step and commits of the last round
         self._was_loaded = False
 
     # What a trainer's adapter says of them
@@ -100,19 +82,14 @@ class RankNotes(ABC):
         Args:
             step: of the commit that all ranks continue from.
         """
-        worth = self._worth(step)
+        goes_on = self._was_loaded or step in self._notes
         if step in self._notes and not self._was_loaded:
             self.go_back(self._notes[step])
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._exchange(Peers(dist.group.WORLD), worth)
+            self._exchange(Peers(dist.group.WORLD), goes_on=goes_on)
         self._was_loaded = False
         self._notes = {}
         self.note(step)
-        self._entered = step, self._commits()
-
-    def enter_alone(self) -> None:
-        """The same where all ranks begin together, from a checkpoint or anew."""
-        self._was_loaded = False
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: those of this rank."""
@@ -123,21 +100,12 @@ class RankNotes(ABC):
         self.take(state, begins=False)
         self._was_loaded = True
 
-    def _worth(self, step: int) -> _Worth:
-        if self._was_loaded or step in self._notes:
-            return _Worth.NOTED
-        if self._entered is not None:
-            began, commits = self._entered
-            if began + self._commits() - commits == step:
-                return _Worth.PRESENT
-        return _Worth.NOTHING
-
-    def _exchange(self, peers: Peers, worth: _Worth) -> None:
-        known = peers.gather([worth, self.to_share() if worth else None])
-        most = max(each for each, _ in known)
-        if any(each < most for each, _ in known) or most == _Worth.NOTHING:
-            lead = next(rank for rank, (each, _) in enumerate(known) if each == most)
+    def _exchange(self, peers: Peers, *, goes_on: bool) -> None:
+        known = peers.gather([goes_on, self.to_share() if goes_on else None])
+        lead = next((rank for rank, (goes, _) in enumerate(known) if goes), 0)
+        begins = not known[lead][0]
+        if not all(goes for goes, _ in known):
             told = peers.gather(self.for_others() if peers.rank == lead else None)[lead]
-            if peers.rank != lead and (worth < most or most == _Worth.NOTHING):
-                self.take(told, begins=most == _Worth.NOTHING)
-        self.take_shared([share for each, share in known if each])
+            if peers.rank != lead and not goes_on:
+                self.take(told, begins=begins)
+        self.take_shared([share for goes, share in known if goes])

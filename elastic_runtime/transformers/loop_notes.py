@@ -13,8 +13,6 @@ from elastic_runtime.parts.json_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.trainers.rank_notes import RankNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import Trainer
 
 logger = logging.get_logger("transformers.elastic")
@@ -42,15 +40,14 @@ class LoopNotes(RankNotes):
         stopped: it was ended by a callback.
     """
 
-    def __init__(self, trainer: Trainer, commits: Callable[[], int], finished: int = 0) -> None:
+    def __init__(self, trainer: Trainer, finished: int = 0) -> None:
         """Notes nothing yet.
 
         Args:
             trainer: whose.
-            commits: how many steps this process has committed itself.
             finished: see above.
         """
-        super().__init__(commits)
+        super().__init__()
         self._trainer = trainer
         self.started, self.finished, self.stopped = time.time(), finished, False
         self._refused: set[str] = set()

@@ -17,7 +17,6 @@ class Progress:
 
     Attributes:
         owes: what follows the newest step (logs, an evaluation, a save) is not done yet.
-        commits: steps that this process has completed itself.
     """
 
     def __init__(self, trainer: Trainer, data: TrainBatches, frozen: str) -> None:
@@ -33,7 +32,6 @@ class Progress:
         self._frozen = frozen
         self._step = int(trainer.state.global_step)
         self.owes = False
-        self.commits = 0
 
     @property
     def step(self) -> int:
@@ -41,13 +39,8 @@ class Progress:
         return self._step
 
     def commit(self) -> None:
-        """A step is complete, and what follows it is owed.
-
-        The trainer has counted it already, unless a fault came between the optimizer and the
-        commit: then this step counts, and this is where it is completed.
-        """
+        """A step is complete, and what follows it is owed."""
         self._step += 1
-        self.commits += 1
         self._trainer.state.global_step = self._step
         self.owes = True
 

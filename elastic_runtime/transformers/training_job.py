@@ -92,7 +92,7 @@ class TrainingJob:
         self.model, frozen = kept_model(model)
         self.progress = Progress(trainer, self.data, frozen)
         finished = self._record.number("finished")
-        self.notes = LoopNotes(trainer, lambda: self.progress.commits, finished)
+        self.notes = LoopNotes(trainer, finished)
         self.notes.stopped = bool(self._record.number("stopped"))
         self._callbacks = RankZeroCallbacks(trainer)
         self._ignored = ignored_keys

@@ -160,8 +160,6 @@ class ShardedStream(GivesSteps):
         if self._fixed is not None:
             refuse_fixed_place(self._fixed)
         self._entered = world.rank, world.size
-        # Iterations of before are void. What was given last may still be committed: where ranks
-        # have finished a step that a fault has interrupted, it counts.
         self._walk, self.iterates = None, False
 
     @property

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoopCounters:
-    """How far the loops are: the same numbers on all ranks, as a batch is one of all ranks.
-
-    Attributes:
-        commits: steps that this process has completed itself.
-    """
+    """How far the loops are: the same numbers on all ranks, as a batch is one of all ranks."""
 
     def __init__(self, fit_loop: ElasticFitLoop) -> None:
         """Refers to the counters of these loops.
@@ -33,7 +29,6 @@ class LoopCounters:
             fit_loop: with its epoch loop, whose data are set up.
         """
         self._loop = fit_loop
-        self.commits = 0
         epoch_loop = fit_loop.epoch_loop
         progress = {
             "epoch": fit_loop.epoch_progress,
@@ -57,12 +52,7 @@ class LoopCounters:
         ]
 
     def commit(self) -> None:
-        """The batch that is under way is complete, and what follows it is owed.
-
-        The loops have counted that themselves, unless a fault came between the optimizer and the
-        commit: then this step counts, and this is where it is completed.
-        """
-        self.commits += 1
+        """The batch that is under way is complete, and what follows it is owed."""
         epoch_loop = self._loop.epoch_loop
         for tracker in self._trackers:
             _level(tracker, tracker.ready)

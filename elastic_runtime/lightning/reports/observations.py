@@ -19,8 +19,6 @@ from elastic_runtime.parts.json_tensors import pack_tensor, unpack_tensor
 from elastic_runtime.trainers.rank_notes import RankNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from lightning.pytorch import Trainer
 
@@ -42,17 +40,14 @@ _UNSAVED = (
 class Observations(RankNotes):
     """Those of one ``Trainer``."""
 
-    def __init__(
-        self, trainer: Trainer, reports: RankZeroReports, commits: Callable[[], int]
-    ) -> None:
+    def __init__(self, trainer: Trainer, reports: RankZeroReports) -> None:
         """Notes nothing yet.
 
         Args:
             trainer: whose callbacks and metrics.
             reports: knows where rank 0 reports to.
-            commits: how many steps this process has committed itself.
         """
-        super().__init__(commits)
+        super().__init__()
         self._trainer = trainer
         self._reports = reports
         self._accumulators = MetricAccumulators(trainer)

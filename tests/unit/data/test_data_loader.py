@@ -283,16 +283,6 @@ def test_a_commit_moves_by_the_steps_begun_also_over_the_end_of_an_epoch(num_wor
     assert place(loader) == (2, 0)
 
 
-def test_a_step_that_is_adopted_in_the_next_world_counts() -> None:
-    """There all have finished it when a fault came; the State commits it after ``enter``."""
-    loader, job = in_state(8, 4)
-    iteration = loader.steps()
-    samples(next(iteration))
-    loader.enter(world_of(0, 2))
-    job.commit(loader)
-    assert place(loader) == (0, 4)
-
-
 def test_loaders_move_apart_only_by_what_each_has_given() -> None:
     job = Job()
     one, two, idle = (made(8, batch, job=job) for batch in (2, 4, 2))

@@ -24,9 +24,8 @@ class Word(RankNotes):
     """One word."""
 
     def __init__(self, word: str) -> None:
-        super().__init__(lambda: self.commits)
+        super().__init__()
         self.word, self.begins = word, None
-        self.commits = 0
         self.shares: list[Any] = []
 
     def keep(self) -> str:
@@ -48,19 +47,6 @@ class Word(RankNotes):
     def take_shared(self, shares: list[str]) -> None:
         self.shares = shares
 
-    def step(self, number: int) -> None:
-        """Commits a step."""
-        self.note(number)
-        self.commits += 1
-
-
-def test_a_step_that_was_adopted_keeps_what_it_has() -> None:
-    one = Word("first")
-    one.note(3)
-    one.word = "of the step that counts"
-    one.enter(4)
-    assert one.word == "of the step that counts"
-
 
 def test_others_are_told_of_the_commit_and_not_of_what_followed(
     monkeypatch: pytest.MonkeyPatch,
@@ -79,7 +65,7 @@ def test_others_are_told_of_the_commit_and_not_of_what_followed(
         def gather(self, value: Any) -> list[Any]:
             self.asked += 1
             told.append(value)
-            return [value, [0, None] if self.asked == 1 else None]
+            return [value, [False, None] if self.asked == 1 else None]
 
     monkeypatch.setattr(rank_notes, "Peers", Meeting)
     monkeypatch.setattr(rank_notes.dist, "is_initialized", lambda: True)
@@ -88,7 +74,7 @@ def test_others_are_told_of_the_commit_and_not_of_what_followed(
     one.note(3)
     one.word = "of the step that is undone"
     one.enter(3)
-    assert told == [[2, "of the commit"], {"word": "of the commit"}]
+    assert told == [[True, "of the commit"], {"word": "of the commit"}]
 
 
 def test_what_was_loaded_stays() -> None:
@@ -137,10 +123,8 @@ def entered(name: str, kind: str) -> Word:
     if kind != "new":
         one.enter(2)
     if kind == "noted":
-        one.step(3)
+        one.note(3)
         one.word = "of the step that is undone"
-    elif kind == "adopted":
-        one.commits += 1
     return one
 
 
@@ -151,8 +135,6 @@ def entered(name: str, kind: str) -> Word:
         (("new", "noted", "noted"), "bbc", [False, None, None], "bc"),
         # One that was a commit behind, and has received it, knows nothing of that step.
         (("received", "noted", "new"), "bbb", [False, None, False], "b"),
-        (("adopted", "noted", "received"), "bbb", [False, None, False], "ab"),
-        (("received", "adopted", "new"), "bbb", [False, None, False], "b"),
         (("new", "new", "new"), "aaa", [None, True, True], ""),
     ],
 )
@@ -164,10 +146,10 @@ def test_who_takes_those_of_whom(
 
     def meet(rank: int) -> None:
         one = notes[rank]
-        worth = one._worth(3)
-        if 3 in one._notes:
+        goes_on = 3 in one._notes
+        if goes_on:
             one.go_back(one._notes[3])
-        one._exchange(table.at(rank), worth)
+        one._exchange(table.at(rank), goes_on=goes_on)
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(3)]
     for thread in threads:

@@ -45,7 +45,7 @@ class Noted:
         self.trainer._total_loss_scalar = 0.0
         self.trainer._globalstep_last_logged = 0
         self.trainer._initial_global_step = self.trainer._initial_num_input_tokens_seen = 0
-        self.notes = LoopNotes(self.trainer, lambda: 0)
+        self.notes = LoopNotes(self.trainer)
 
     def train(self, step: int) -> None:
         """What some steps leave behind."""

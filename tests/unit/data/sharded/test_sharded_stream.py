@@ -657,20 +657,6 @@ def test_the_next_epoch_may_begin_before_the_last_step_of_one_is_committed(tmp_p
     assert (stream.epoch, stream.cursor) == (1, 4)
 
 
-def test_a_step_that_is_adopted_in_the_next_world_counts(tmp_path: Path) -> None:
-    """There all have finished it when a fault came; the State commits it after ``enter``."""
-    stream, _ = in_state(write_shards(tmp_path, [12]))
-    steps = stream.steps()
-    step = next(steps)
-    stream.enter(world_of(0, 1))
-    stream.commit()
-    assert (stream.epoch, stream.cursor) == (0, 4)
-    with pytest.raises(UsageError, match="begun before another one"):
-        next(steps)
-    with pytest.raises(UsageError, match="step 1 is over"):
-        list(step)
-
-
 # Directly, for a validation
 
 

@@ -44,7 +44,7 @@ class Noted:
         self.trainer = connected(folder, callbacks=callbacks, enable_checkpointing=True)
         self.trainer.training = True
         reports = RankZeroReports(self.trainer, known_rank=False)
-        self.observations = Observations(self.trainer, reports, lambda: 0)
+        self.observations = Observations(self.trainer, reports)
 
     def validate(self, score: float, path: str) -> None:
         """What a validation leaves behind."""
