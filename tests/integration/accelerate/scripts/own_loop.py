@@ -93,8 +93,9 @@ class Learning:
         self.notes.say("validated", world, step=state.step)
 
     def _may_die(self, world: elastic.World, step: Any) -> None:
-        if self.notes.has("die-in-hook") and step.last_of_epoch and world.size > 1:
-            if world.rank == 1 and self.notes.once("died"):
+        if self.args.kind == "usual" and world.size > 1:
+            dies = self.notes.has("die-in-hook") and step.last_of_epoch
+            if dies and world.rank == 1 and self.notes.once("died"):
                 self.notes.say("died", world, step=step.number)
                 os.kill(os.getpid(), signal.SIGKILL)
             self.accelerator.wait_for_everyone()

@@ -191,8 +191,9 @@ class Observer(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         world = now()
-        if self.notes.has("die-in-hook") and state.epoch % 1 == 0 and world.size > 1:
-            if world.rank == 1 and self.notes.once("died"):
+        if self.args.kind == "usual" and world.size > 1:
+            dies = self.notes.has("die-in-hook") and state.epoch % 1 == 0
+            if dies and world.rank == 1 and self.notes.once("died"):
                 self.notes.say("died", world, step=state.global_step)
                 os.kill(os.getpid(), signal.SIGKILL)
             self.trainer.accelerator.wait_for_everyone()

@@ -113,7 +113,7 @@ def test_a_directory_with_none_of_these_entries_is_refused_before_a_term_is_take
     earlier = term_in(tmp_path)
     for step in (1, 2):
         commit(tmp_path, earlier.create(step, ENTRIES))
-    words = r"another job: .*step-2\.term-1, .*model, optim, .* has net"
+    words = r"another job: .*step-2\.term-1, .*model, optim, .* job net"
     with pytest.raises(CheckpointUsageError, match=words):
         term_in(tmp_path).acquire(["net"])
     # What cannot be read says nothing of an owner.
