@@ -133,11 +133,12 @@ def hints(facts: Facts) -> dict[str, str]:
             f"no checkpoint in {facts.seconds / 3600:.0f} h: if all workers end, all steps are "
             'lost; call state.checkpoints(place, every="5m")'
         )
-    if resizes and facts.shuffles and (facts.counts or facts.resized):
+    # A loop with a State begins its order anew after each fault as well.
+    if facts.shuffles and (facts.counts or facts.resized):
         found["sampler"] = (
             f"a DataLoader takes its order from {facts.shuffles}, which starts from the "
-            "beginning with each change of the world, so that samples count twice or not at all: "
-            "elastic.DataLoader keeps the position"
+            "beginning after each fault and each change of the world, so that samples count twice "
+            "or not at all: elastic.DataLoader keeps the position"
         )
     if facts.lacks:
         found["state"] = facts.lacks

@@ -35,7 +35,7 @@ WELL = Facts(1, 4, 3, machines=2, seconds=7200.0, counts=True).heard(
         (replace(WELL, saves=False, counts=False), set()),
         (WELL.heard(DataShuffles("RandomSampler")), {"sampler"}),
         (WELL.heard(StateLacks("AdamW is not in the State")), {"state"}),
-        (replace(WELL, shuffles="RandomSampler", min_nodes=4), set()),
+        (replace(WELL, shuffles="RandomSampler", min_nodes=4), {"sampler"}),
         # A plain script's world may never change.
         (replace(WELL, shuffles="RandomSampler", counts=False), set()),
         (replace(WELL, shuffles="RandomSampler", counts=False, resized=True), {"sampler"}),
