@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Checkpointer:
-    """What ``State.checkpoints`` asks for: see ``Saver`` for what it does for ``elastic.run``.
+    """Does what ``State.checkpoints`` asks for, as ``elastic.run`` calls it.
 
     A save copies the state and writes the copy in the background; at most one save runs at a time.
     All ranks must call every method at the same point of the program.

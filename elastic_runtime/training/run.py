@@ -14,7 +14,7 @@ from elastic_runtime.worker.step_source import training
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_runtime.worker.recovery.saver_protocol import Saver
+    from elastic_runtime.checkpoint.checkpointer import Checkpointer
     from elastic_runtime.worker.world import World
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def busy(what: str) -> Iterator[None]:
         yield
 
 
-def _saver_of(state: object, *, in_place: bool) -> Saver | None:
+def _saver_of(state: object, *, in_place: bool) -> Checkpointer | None:
     """What saves the state; None: nothing does.
 
     Raises:

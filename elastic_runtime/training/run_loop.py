@@ -75,9 +75,9 @@ from elastic_runtime.worker.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from elastic_runtime.checkpoint.checkpointer import Checkpointer
     from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.training.state import State
-    from elastic_runtime.worker.recovery.saver_protocol import Saver
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ _ran = False
 def train_to_end(
     train: Callable[[World], T],
     state: State,
-    saver: Saver | None,
+    saver: Checkpointer | None,
     *,
     in_place: bool,
     start_over: bool = False,
@@ -128,7 +128,7 @@ def train_to_end(
 @contextmanager
 def begun(
     state: State,
-    saver: Saver | None,
+    saver: Checkpointer | None,
     *,
     in_place: bool,
     start_over: bool = False,
@@ -171,7 +171,7 @@ class RunLoop:
     def __init__(
         self,
         state: State,
-        saver: Saver | None,
+        saver: Checkpointer | None,
         here: WorkerContext,
         *,
         in_place: bool,
@@ -442,7 +442,7 @@ class RunLoop:
         if self._here.rank == 0:
             self._here.note(event)
 
-    def _save_alone(self, saver: Saver) -> None:
+    def _save_alone(self, saver: Checkpointer) -> None:
         """Saves the state of this process between two rounds, in a world of one rank."""
         group = self._regrouping.alone()
         gloo = GlooGroups(group, _another_group, lambda: False)

@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import timedelta
 
+    from elastic_runtime.checkpoint.checkpointer import Checkpointer
     from elastic_runtime.checkpoint.save_interval import Interval
     from elastic_runtime.parts.part import StatePart
     from elastic_runtime.parts.tensor_form import TensorForm
     from elastic_runtime.worker.recovery.replica_check import ReplicaCheck
-    from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.world import TrainsAlone, World
 
 
@@ -117,7 +117,7 @@ class State:
     _schedules: list[Any]
     _schedules_at: list[int]  # as of the last commit
     _on_commit: Callable[[], None] | None  # set by elastic.run; called last in each commit
-    _saver: Saver | None  # the same; where there are checkpoints
+    _saver: Checkpointer | None  # the same; where there are checkpoints
     _alone: TrainsAlone | None  # what trains this rank's own model between two commits
     _alone_optimizers: Mapping[str, torch.optim.Optimizer]
     _beside: dict[str, Any]  # saved as well, by name; in memory no part of it

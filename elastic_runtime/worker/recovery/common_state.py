@@ -22,11 +22,11 @@ from elastic_runtime.worker.world import FollowsWorld
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_runtime.checkpoint.checkpointer import Checkpointer
     from elastic_runtime.events.event import NotedEvent
     from elastic_runtime.training.state import State
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
-    from elastic_runtime.worker.recovery.saver_protocol import Saver
     from elastic_runtime.worker.world import World
 
 
@@ -49,7 +49,7 @@ class StateRecovery:
     def __init__(
         self,
         state: State,
-        saver: Saver | None,
+        saver: Checkpointer | None,
         note: Callable[[NotedEvent], None],
         *,
         start_over: bool,
