@@ -55,9 +55,8 @@ class CommitImage(NamedTuple):
         alike: list[int] = []
         for part in parts:
             differ = part.may_differ()
-            spread = isinstance(part, ModulePart | OptimizerPart)
             for key, value in part.whole().items():
-                if spread and torch.is_tensor(value) and key not in differ:
+                if _is_trained(part) and torch.is_tensor(value) and key not in differ:
                     alike.append(len(tensors))
                 content[key] = json_tensors.encode(value, key, tensors)
         forms = [TensorForm.of(tensor).as_json() for tensor in tensors]
@@ -106,7 +105,8 @@ def present(parts: Sequence[StatePart], meta: dict[str, Any]) -> list[torch.Tens
         parts: of this rank.
         meta: of the image.
     """
-    here = {key: value for part in parts for key, value in part.whole().items()}
+    held = [part.whole() for part in parts if _is_trained(part)]
+    here = {key: value for flat in held for key, value in flat.items()}
     forms = forms_of(meta)
     found: list[torch.Tensor | None] = [None] * len(forms)
     for key, structure in meta["content"].items():
@@ -171,6 +171,11 @@ def sample_of(tensor: torch.Tensor) -> torch.Tensor:
     """At most about 4 KiB of a tensor, evenly spread."""
     stride = -(-tensor.nbytes // _SAMPLE_BYTES)
     return tensor.reshape(-1)[:: max(1, stride)]
+
+
+def _is_trained(part: StatePart) -> bool:
+    """Whether its tensors are as large as the model, and stay in their places."""
+    return isinstance(part, ModulePart | OptimizerPart)
 
 
 def _decoded(meta: dict[str, Any], tensors: Sequence[Any]) -> Flat:
