@@ -60,7 +60,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Data": {
         "DataLoader": ("steps", "remaining", "go_to", "state_dict", "load_state_dict"),
-        "data.steps.TrainingStep": ("weight", "weights", "backward", "total"),
+        "data.steps.TrainingStep": ("weight", "weights", "backward", "total", "mean_loss"),
         "ShardedStream": ("steps", "state_dict", "load_state_dict"),
         "sample_rng": (),
     },

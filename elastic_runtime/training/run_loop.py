@@ -595,7 +595,7 @@ class Commit:
         """Has all ranks do what is owed."""
         state, here = self._state, self._loop._here
         while (name := state._owed) is not None:
-            before = state.values_digest()
+            before, changed = state.values_digest(), False
             duty = self._duties.get(name)
             if duty is None:
                 self._loop._note(DutyUnknown(name, state.step))
@@ -603,18 +603,26 @@ class Commit:
                 with here.busy(name), state._doing(name), training(on=False):
                     duty.do()
                 self._duties.done(name, time.monotonic())
-                self._share()
-            state._pay(name, changed=before != state.values_digest())
+                changed = self._share(changed=before != state.values_digest())
+            state._pay(name, changed=changed)
             self._agreement.restart_clock()
 
-    def _share(self) -> None:
-        """Gives all ranks the values of rank 0, and tells them whether one has stopped training."""
+    def _share(self, *, changed: bool) -> bool:
+        """Gives all ranks the values of rank 0, and tells them whether one has stopped training.
+
+        Args:
+            changed: what was done has changed values here.
+
+        Returns:
+            Whether it has on any rank: the ranks must agree on whether there is more to save.
+        """
         state, peers = self._state, self._peers
-        said = peers.gather([state._stops, state.values_digest()])
-        if any(stops for stops, _ in said):
+        said = peers.gather([state._stops, state.values_digest(), changed])
+        if any(stops for stops, *_ in said):
             state.stop_now()
-        if len({digest for _, digest in said}) > 1:
+        if len({digest for _, digest, _ in said}) > 1:
             state.take_values(peers.on_first(state.packed_values))
+        return any(changes for *_, changes in said)
 
     def _compare_values(self) -> None:
         """Tells people of values that differ between ranks, at a few of the first commits."""

@@ -223,6 +223,18 @@ def test_what_was_done_after_the_last_step_is_not_done_again_at_the_end(tmp_path
     assert [p.name for p in tmp_path.glob("step-4.*")] == ["step-4.term-1"]
 
 
+def differs(state: elastic.State, seen: list[Any]) -> None:
+    rank = dist.get_rank()
+    state.optim.register_step_post_hook(lambda *_: setattr(state, "best", rank))
+    state.at("4 steps", lambda: seen.append(state.best), name="look")
+
+
+def test_values_that_differed_before_a_last_duty_are_no_more_to_save(tmp_path: Path) -> None:
+    ranks = values(run_ranks(2, trained, str(tmp_path), "differs"))
+    assert [rank["seen"] for rank in ranks] == [[0], [1]]
+    assert alike(ranks, "value", "best", "step") == {"value": "returned", "best": 0, "step": 4}
+
+
 def stops(state: elastic.State, seen: list[Any]) -> None:
     def look() -> None:
         seen.append(state.step)
