@@ -41,9 +41,6 @@ class StatefulPart(StatePart):
             self.owner.load_state_dict(loaded[self.name])
         return True
 
-    def keep(self, *, shadow: bool) -> None:
-        pass
-
     def snapshot(self) -> None:
         self._kept = copied(self.owner.state_dict())
 
@@ -88,9 +85,6 @@ class RankPart(StatePart):
             return True
         states = [loaded[key] for key in sorted(loaded, key=self._rank_of)]
         return take_from_others(self.owner, states, place)
-
-    def keep(self, *, shadow: bool) -> None:
-        pass
 
     def snapshot(self) -> None:
         self._kept = copied(self.owner.own_state())
@@ -159,10 +153,10 @@ class PiecesPart(StatePart):
         )
 
     def snapshot(self) -> None:
-        raise NotImplementedError
+        """Is not asked: ``keep`` has refused."""
 
     def roll_back(self) -> None:
-        raise NotImplementedError
+        """Is not asked: ``keep`` has refused."""
 
 
 class ValuesPart(StatePart):
@@ -203,9 +197,6 @@ class ValuesPart(StatePart):
 
     def may_differ(self) -> set[str]:
         return {self._PREFIX + name for name in self.values}
-
-    def keep(self, *, shadow: bool) -> None:
-        pass
 
     def snapshot(self) -> None:
         # Not the dict at once: a value that is a dict of the script's own must be copied as such.

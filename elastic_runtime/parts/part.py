@@ -75,8 +75,7 @@ class StatePart(ABC):
 
     # Remembered
 
-    @abstractmethod
-    def keep(self, *, shadow: bool) -> None:
+    def keep(self, *, shadow: bool) -> None:  # noqa: B027  # most need no preparation
         """Commits are going to be remembered.
 
         Args:

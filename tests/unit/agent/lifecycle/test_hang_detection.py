@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_runtime.agent.lifecycle.hang_detection import (
+    BUSY,
     HangClock,
     NoStepExpected,
     StepOverdue,
@@ -22,7 +23,7 @@ from elastic_runtime.agent.lifecycle.lifecycle_types import (
     WorkerSaid,
 )
 from elastic_runtime.events.round_events import RoundWaits, StepNone
-from elastic_runtime.events.worker_events import WorkerStuck
+from elastic_runtime.events.worker_events import WorkersBusy, WorkerStuck
 from elastic_runtime.limits import LONG_FIRST_STEP
 from elastic_runtime.protocol.messages import HANG, Ask, Interrupt
 from elastic_runtime.protocol.records import CUT_OFF, LOST
@@ -219,6 +220,19 @@ def test_who_answers_may_load_for_ever() -> None:
         assert not agent.asked(KillWorkers)
 
 
+def test_people_hear_where_workers_are_busy_for_long_but_not_for_ever() -> None:
+    agent = in_round(NoStepExpected(61.0, BUSY))
+    told = []
+    for seconds in (122.0, 183.0, 244.0):
+        agent.play(answered(0, True, "eval.py:7"), answered(1, False, "eval.py:9"))
+        agent.now += agent.state.settings.timeouts.rejoin_timeout + 1.0
+        agent.play(NoStepExpected(seconds, BUSY))
+        told.append([one.event for one in agent.asked(TellPeople)])
+    first = agent.state.round.first_worker(agent.state.group_rank)
+    where = f"rank {first} at eval.py:7, rank {first + 1} at eval.py:9"
+    assert told == [[WorkersBusy(122, where)], [], []]
+
+
 def test_who_does_not_answer_for_long_is_replaced() -> None:
     agent = _asked()
     agent.play(answered(0, True, "train.py:7"))
@@ -373,6 +387,9 @@ def test_a_node_that_is_busy_is_waited_for_and_the_time_counts_from_its_end() ->
     agent.now += 30.0
     ask(126.0, ())
     assert agent.said(LeftRound) or agent.told(Interrupt)
+    hangs = next(one.event for one in agent.asked(TellPeople))
+    first = agent.state.round.first_worker(agent.state.group_rank)
+    assert f"rank {first} at a, rank {first + 1} at a" in hangs.why
 
 
 def test_who_does_not_reach_the_others_leaves_the_round_and_nothing_is_counted() -> None:
