@@ -20,7 +20,7 @@ from elastic_runtime.checkpoint.save.rank_share import WritePlans
 from elastic_runtime.checkpoint.snapshot import snapshot_scheduler
 from elastic_runtime.limits import MAX_LISTED_PARTS
 from elastic_runtime.parts.optimizer_part import ParameterNames
-from elastic_runtime.parts.parts import Parts, part_of
+from elastic_runtime.parts.saved_parts import SavedParts, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -125,8 +125,8 @@ def _source(value: Any) -> staging.PartBytes:
     return staging.of_value(tensor)
 
 
-def parts_of(named: dict[str, Any]) -> Parts:
+def parts_of(named: dict[str, Any]) -> SavedParts:
     """The parts of a State of these objects, without its values."""
     names = ParameterNames({n: one for n, one in named.items() if isinstance(one, torch.nn.Module)})
     found = [part_of(name, one, names) for name, one in named.items()]
-    return Parts([part for part in found if part is not None])
+    return SavedParts([part for part in found if part is not None])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.save_interval import Interval
-    from elastic_runtime.parts.parts import Parts
+    from elastic_runtime.parts.saved_parts import SavedParts
     from elastic_runtime.training.state import State
     from elastic_runtime.worker.peers import GlooGroups
     from elastic_runtime.worker.recovery.recovery_source import RecoveryChoice
@@ -55,7 +55,7 @@ class Checkpointer:
     def __init__(
         self,
         place: str | os.PathLike[str],
-        parts: Parts,
+        parts: SavedParts,
         *,
         every: Interval | Sequence[Interval] | None = None,
         keep: int | None = None,

@@ -13,7 +13,7 @@ from elastic_runtime.parts import json_tensors
 from elastic_runtime.parts.module_part import ModulePart
 from elastic_runtime.parts.optimizer_part import OptimizerPart
 from elastic_runtime.parts.part import same_keys
-from elastic_runtime.parts.parts import of_part
+from elastic_runtime.parts.saved_parts import of_part
 from elastic_runtime.parts.tensor_form import TensorForm
 from elastic_runtime.parts.tensor_memory import receives, write
 

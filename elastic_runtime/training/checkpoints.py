@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from elastic_runtime.checkpoint.save_interval import Interval
-    from elastic_runtime.parts.parts import Parts
+    from elastic_runtime.parts.saved_parts import SavedParts
     from elastic_runtime.training.state import State
 
 
@@ -53,7 +53,7 @@ class CheckpointSettings:
                 f"on_error={self.on_error!r} is not understood; give 'continue' or 'raise'"
             )
 
-    def saver(self, parts: Parts) -> Checkpointer:
+    def saver(self, parts: SavedParts) -> Checkpointer:
         """What saves these there.
 
         Args:

@@ -24,9 +24,9 @@ from elastic_runtime.parts.commit_image import CommitImage, check_image, take_im
 from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
 from elastic_runtime.parts.other_parts import GeneratorsPart, RankPart, ValuesPart, moves
 from elastic_runtime.parts.outside_changes import OutsideChanges
-from elastic_runtime.parts.parts import Parts, part_of
 from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.parts.plain_values import plain_value
+from elastic_runtime.parts.saved_parts import SavedParts, part_of
 from elastic_runtime.parts.wrappers import unwrapped_optimizer
 from elastic_runtime.system import torch_private
 from elastic_runtime.training.checkpoints import CheckpointSettings
@@ -559,7 +559,7 @@ class State:
         """Whether the global random generators are kept."""
         return self._with_generators
 
-    def saved_parts(self, *, generators: bool) -> Parts:
+    def saved_parts(self, *, generators: bool) -> SavedParts:
         """What a checkpoint has.
 
         Args:
@@ -568,7 +568,9 @@ class State:
         more = {**(self._alone.saves if self._alone is not None else {}), **self._beside}
         found = [part_of(name, one, self._names) for name, one in more.items()]
         parts = [*self._held, *(part for part in found if part is not None), self._plain]
-        return Parts([*parts, GeneratorsPart()] if generators and self._with_generators else parts)
+        if generators and self._with_generators:
+            parts.append(GeneratorsPart())
+        return SavedParts(parts)
 
     def resumed_at(self, step: int) -> None:
         """Its objects have the content of this step, which was saved."""

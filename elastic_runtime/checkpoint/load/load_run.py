@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.format.manifest import CheckpointId, Manifest
     from elastic_runtime.checkpoint.storage.storage_contract import Source
     from elastic_runtime.events.event import NotedEvent
-    from elastic_runtime.parts.parts import Parts, Wanted
     from elastic_runtime.parts.per_rank import RankPosition
+    from elastic_runtime.parts.saved_parts import SavedParts, Wanted
     from elastic_runtime.worker.peers import Peers
 
 
@@ -98,7 +98,7 @@ class LoadRun:
         self,
         storage: Source,
         which: CheckpointId,
-        parts: Parts,
+        parts: SavedParts,
         place: RankPosition,
         *,
         strict: bool = True,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
     from elastic_runtime.checkpoint.storage.storage_contract import Source, Storage
     from elastic_runtime.events.event import NotedEvent
-    from elastic_runtime.parts.parts import Parts
+    from elastic_runtime.parts.saved_parts import SavedParts
     from elastic_runtime.worker.context import WorkerContext
     from elastic_runtime.worker.peers import Peers
 
@@ -37,7 +37,7 @@ class LatestStateLoader:
         storage: Storage,
         executor: SaveExecutor,
         snapshots: SnapshotScheduler,
-        parts: Parts,
+        parts: SavedParts,
         context: WorkerContext,
     ) -> None:
         """Remembers from where to load what.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from elastic_runtime.checkpoint.format.rank_outline import Item
     from elastic_runtime.checkpoint.format.write_plan import WritePlan
-    from elastic_runtime.parts.parts import Parts
+    from elastic_runtime.parts.saved_parts import SavedParts
     from elastic_runtime.worker.peers import Peers
 
     # What each rank says, by rank, each of its parts as a digest.
@@ -100,7 +100,7 @@ class FileContent:
 class ShareCollector:
     """Asks the parts for what is to be saved, and agrees with the other ranks who writes what."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: SavedParts) -> None:
         """Knows of no plan yet."""
         self._parts = parts
         self._mine: tuple[Item, ...] = ()

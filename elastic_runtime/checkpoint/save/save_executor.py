@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from elastic_runtime.checkpoint.snapshot.snapshot_scheduler import SnapshotScheduler
     from elastic_runtime.checkpoint.storage.retention import Retention
     from elastic_runtime.checkpoint.storage.storage_contract import Storage
-    from elastic_runtime.parts.parts import Parts
+    from elastic_runtime.parts.saved_parts import SavedParts
     from elastic_runtime.worker.context import WorkerContext
 
 # What a rank that waits for a storage is busy with, for people.
@@ -68,7 +68,7 @@ class SaveExecutor:
     def __init__(
         self,
         storage: Storage,
-        parts: Parts,
+        parts: SavedParts,
         retention: Retention,
         context: WorkerContext,
     ) -> None:

@@ -245,6 +245,50 @@ def test_parameters_that_come_later_have_their_names_too(tmp_path: Path) -> None
     assert same(fresh.state_dict(), optimizer.state_dict())
 
 
+def kept_otherwise(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> None:
+    """A state that no cast to the type of its parameter would leave as it is."""
+    optimizer.state[weight] = {
+        "step": torch.tensor(3.0),
+        "exp_avg": torch.full((2, 2), 1 / 3, dtype=torch.float32),
+        "exp_avg_sq": torch.full((2, 2), 1 / 7, dtype=torch.float32),
+        "codes": torch.tensor([1, 2], dtype=torch.int8),
+    }
+    optimizer.state["all"] = {"count": 5}
+
+
+class AskedItself(torch.optim.Adam):  # type: ignore[misc]
+    """Has a say in what is loaded."""
+
+    asked = 0
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.asked += 1
+        super().load_state_dict(state_dict)
+
+
+def test_the_state_of_an_optimizer_comes_back_in_the_types_in_which_it_was_saved(
+    tmp_path: Path,
+) -> None:
+    def job(kind: type[torch.optim.Adam]) -> tuple[torch.optim.Adam, dict[str, Any]]:
+        model = nn.Linear(2, 2, bias=False).bfloat16()
+        optimizer = kind(model.parameters())
+        return optimizer, {"model": model, "optim": optimizer}
+
+    optimizer, parts = job(torch.optim.Adam)
+    kept_otherwise(optimizer, parts["model"].weight)
+    save(tmp_path, parts)
+    fresh, into = job(torch.optim.Adam)
+    elastic.load(tmp_path, State(**into))
+    weight = into["model"].weight
+    assert same(fresh.state[weight], optimizer.state[parts["model"].weight])
+    kinds = {key: value.dtype for key, value in fresh.state[weight].items()}
+    assert kinds["exp_avg"] is torch.float32 and kinds["codes"] is torch.int8
+    assert fresh.state["all"] == {"count": 5}
+    asked, into = job(AskedItself)
+    elastic.load(tmp_path, State(**into))
+    assert isinstance(asked, AskedItself) and asked.asked == 1
+
+
 def test_a_scheduler_with_milestones_goes_on(tmp_path: Path) -> None:
     def scheduler() -> torch.optim.lr_scheduler.LRScheduler:
         optimizer = torch.optim.SGD(net().parameters(), lr=1.0)

@@ -66,7 +66,7 @@ class Wanted:
             )
 
 
-class Parts:
+class SavedParts:
     """What of a State is saved."""
 
     def __init__(self, parts: Iterable[StatePart]) -> None:
