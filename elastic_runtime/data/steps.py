@@ -173,7 +173,9 @@ class TrainingStep:
         if self.taken < self.pieces:
             raise UsageError("step.mean_loss() is of all pieces: ask for it after the last one")
         own = float(self._lost)
-        return own if self._source.trains_alone else self._over_shares(own) / self._world
+        if self._source.trains_alone:
+            return own
+        return self._over_shares(own, "mean_loss") / self._world
 
     def total(self, count: Callable[[Any], float]) -> float:
         """The sum of a number over all pieces of the step, on all ranks; all of them must ask.
@@ -205,11 +207,12 @@ class TrainingStep:
         own_total: float = sum(map(_number, found))
         if self._source.trains_alone:
             return own_total
-        return self._over_shares(own_total)
+        return self._over_shares(own_total, "total")
 
-    def _over_shares(self, number: float) -> float:
+    def _over_shares(self, number: float, asked: str) -> float:
         """The sum over all shares: under tensor parallelism several ranks have the same one."""
-        shares = self._source.peers().gather([self._source.place[0], number])
+        share = [self._source.place[0], number]
+        shares = self._source.peers().gather(share, f"step.{asked}() of step {self.number}")
         return sum(dict(shares).values())
 
     def drop_rest(self) -> None:

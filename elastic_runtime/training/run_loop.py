@@ -59,7 +59,7 @@ from elastic_runtime.worker.groups.group_disposal import drop_later
 from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
-from elastic_runtime.worker.loop_hints import VALUES_DIFFER, tell_once
+from elastic_runtime.worker.loop_hints import NOTHING_LEFT, VALUES_DIFFER, tell_once
 from elastic_runtime.worker.missing_parts import MissingParts, report
 from elastic_runtime.worker.one_world_samplers import sampler_of_one_world
 from elastic_runtime.worker.peers import GlooGroups, Peers
@@ -582,6 +582,8 @@ class Commit:
                 "nothing counts and nothing is saved; call state.commit() after each step"
             )
         state.owe_at_end()
+        if state.step and not state._commits and state._owed is None:
+            tell_once(NOTHING_LEFT, step=state.step)
         saves = saver is not None and state._settings is not None and state.step
         if saves:
             self._save_now(state.step)

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.errors import RecordError, UsageError
+from elastic_runtime.events.event import ERROR, WARNING
 from elastic_runtime.events.round_events import StepFirst
 from elastic_runtime.limits import AGENT_ANSWER_TIMEOUT, AGENT_READ_TIMEOUT
 from elastic_runtime.protocol.messages import (
@@ -244,8 +245,9 @@ class WorkerContext:
         if self.has_agent:
             self._send(Note(name=event.name, rank=self.rank, round=self.round, fields=fields))
         else:
-            level = logging.WARNING if "problem" in fields else logging.INFO
-            _LOG.log(level, "%s %s", event.name, fields)
+            grave = "problem" in fields or event.level in (WARNING, ERROR)
+            level = logging.WARNING if grave else logging.INFO
+            _LOG.log(level, "%s: %s", event.name, event.message() or fields)
 
     def note_once(self, event: NotedEvent, /) -> None:
         """The same for a program that has nothing else to say: nothing of it stays.

@@ -40,6 +40,10 @@ PIECE_OF_ONE = (
     "and BatchNorm1d cannot be trained with one: leave such a step out with drop_last=True, or "
     "choose another global_batch_size or at_once"
 )
+NOTHING_LEFT = (
+    "training was over before it began, at step {step}, and nothing was trained: for more steps "
+    "raise what ends the loop, such as steps(epochs=...); to begin anew, name another place"
+)
 COMMIT_TWICE = (
     "commit() was called twice with no optimizer and no step of a loader in between: each commit "
     "counts a step"

@@ -99,15 +99,19 @@ class Peers:
         if self.world > 1:
             self.group = group or dist.new_group(backend="gloo", group_desc=torch_private.OWN_GROUP)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, purpose: str = "state.commit()") -> list[Any]:
         """Gathers one value of each rank, in rank order, on every rank.
 
         Args:
             value: plain JSON.
+            purpose: what the script has called on this rank; all ranks must have called the same.
+
+        Raises:
+            UsageError: ranks have come together for different purposes; raised on all of them.
         """
         if self.group is None:
             return [value]
-        data = json.dumps(value).encode()
+        data = json.dumps([purpose, value]).encode()
         # Most values are short, and then one exchange is enough. Each costs a millisecond, and
         # more where ranks share a core.
         heads = self._exchange(len(data).to_bytes(_LENGTH, "little") + data[:_SHORT], _HEAD)
@@ -117,7 +121,13 @@ class Peers:
         answers = []
         for head, rest, size in zip(heads, rests, sizes, strict=True):
             answers.append(json.loads((head[_LENGTH:] + rest)[:size]))
-        return answers
+        if any(theirs != purpose for theirs, _ in answers):
+            ranks = "; ".join(f"rank {rank} in {each}" for rank, (each, _) in enumerate(answers))
+            raise UsageError(
+                f"the ranks do not do the same: {ranks}; what waits for the others must be called "
+                "on all ranks, and not under a condition that differs between them"
+            )
+        return [value for _, value in answers]
 
     def _exchange(self, data: bytes, size: int) -> list[bytes]:
         """Bytes of every rank, each filled up to the same size."""

@@ -183,6 +183,7 @@ class InPlaceCluster(Fleet):
         victim = self.victim(fault)
         worker = self.histories.seats()[victim.mark]
         done = victim.name
+        self._last = fault.kind, self.round, self.step
         match fault.kind:
             case Kind.KILL_WORKER:
                 self._note([worker], "killed")
@@ -378,6 +379,11 @@ class InPlaceCluster(Fleet):
         """How many steps were committed in the newest round."""
         return self.histories.steps_here
 
+    def trains(self, nodes: list[Node], count: int) -> bool:
+        """Whether so many of these nodes make the newest round, and no other node."""
+        marks = set(self.histories.seats())
+        return self.worlds == [count] * count and marks <= {node.mark for node in nodes}
+
     def is_spare(self, node: Node) -> bool:
         """Whether a node that was silent has come back, and waits for a place."""
         with redirect_stdout(StringIO()) as printed:
@@ -420,8 +426,7 @@ class InPlaceCluster(Fleet):
         return self.step >= step + _STEPS
 
     def _is_full(self) -> bool:
-        count = min(len(self.elders), self.limit)
-        return self.worlds == [count] * count
+        return self.trains(self.elders, min(len(self.elders), self.limit))
 
     def _is_left(self) -> bool:
         self.read()

@@ -61,13 +61,14 @@ def _without_first(cluster: InPlaceCluster) -> list[Node]:
     others = [node for node in cluster.elders if node is not first]
     number = cluster.round
     cluster.silence(first, whole=True)
-    cluster.wait(lambda: _trains(cluster, number, len(others)), "steps without the first node")
+    cluster.wait(lambda: _trains(cluster, number, others), "steps without the first node")
     return others
 
 
-def _trains(cluster: InPlaceCluster, after: int, ranks: int) -> bool:
+def _trains(cluster: InPlaceCluster, after: int, nodes: list[Node]) -> bool:
     cluster.read()
-    return cluster.round > after and cluster.worlds == [ranks] * ranks and cluster.steps_here > 9
+    newer = cluster.round > after and cluster.steps_here > 9
+    return newer and cluster.trains(nodes, len(nodes))
 
 
 def _again(cluster: InPlaceCluster, others: list[Node]) -> str:

@@ -158,6 +158,15 @@ def test_another_batch_is_told_when_it_is_loaded(
     assert hints == [loop_hints.OTHER_BATCH.format(before=4, now=2)]
 
 
+def test_training_that_was_over_before_it_began_is_told(
+    hints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for epochs, told in ((1, 0), (2, 0), (2, 1)):
+        monkeypatch.setattr(run_loop, "_ran", False)
+        Script(tmp_path).run(epochs=epochs)
+        assert hints == [loop_hints.NOTHING_LEFT.format(step=4)] * told
+
+
 def test_a_loop_that_is_right_is_told_nothing(hints: list[str], tmp_path: Path) -> None:
     script = Script(tmp_path)
     validation = elastic.DataLoader(torch.ones(8, 1), global_batch_size=4)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from elastic_runtime.errors import DamagedCheckpoint
+from elastic_runtime.errors import DamagedCheckpoint, UsageError
 from elastic_runtime.worker import agreement as agreement_module
 from elastic_runtime.worker.agreement import Agreement, Foreseen, Wish, pause_after, usual_step_us
 from elastic_runtime.worker.peers import Peers
@@ -171,6 +171,21 @@ def _gathered(lengths: tuple[int, ...]) -> list[list[str]]:
 def test_answers_of_any_length_reach_all_ranks_whole() -> None:
     expected = [[chr(97 + rank) * (one * (rank + 1)) for rank in range(3)] for one in LENGTHS]
     assert values(run_ranks(3, _gathered, LENGTHS)) == [expected] * 3
+
+
+def _purposes() -> str:
+    peers = Peers()
+    try:
+        peers.gather("x" * 2000 * peers.rank, f"step.total() of step {peers.rank}")
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_come_together_for_different_purposes_are_told_so() -> None:
+    answers = values(run_ranks(2, _purposes))
+    assert answers[0] == answers[1]
+    assert "rank 0 in step.total() of step 0; rank 1 in step.total() of step 1" in answers[0]
 
 
 def _from_and_to_the_first() -> list[object]:

@@ -32,7 +32,7 @@ class ThreadPeers:
         """The peers as one rank sees them."""
         return SimpleNamespace(gather=partial(self.gather, rank))
 
-    def gather(self, rank: int, value: Any) -> list[Any]:
+    def gather(self, rank: int, value: Any, purpose: str = "") -> list[Any]:
         """What each has given; all wait for each other, twice."""
         self._values[rank] = json.dumps(value)
         self._barrier.wait(20)
