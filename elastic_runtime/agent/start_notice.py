@@ -33,7 +33,8 @@ class Starting:
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """The part begins."""
+        """The part begins, also where it begins anew before it was over."""
+        self.end()
         self._over = threading.Event()
         with suppress(RuntimeError):  # the system allows no thread: then nothing is said
             threads.spawn(self._speak, self._over, time.monotonic(), name="slow-start")

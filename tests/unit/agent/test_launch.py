@@ -134,6 +134,15 @@ def test_who_waits_hears_what_for_again_and_again_until_it_is_over() -> None:
     assert not [one for one in threading.enumerate() if one.name == "slow-start"] or said.empty()
 
 
+def test_what_begins_anew_is_spoken_of_once_and_is_over_with_its_end() -> None:
+    starting = Starting(lambda event: None, "importing torch", first=30.0)
+    starting.begin()
+    first = starting._over
+    starting.begin()  # the fork server has died while it imported
+    assert first.is_set()
+    starting.end()
+
+
 def test_what_is_quick_is_nothing_to_speak_of() -> None:
     said: list[Event] = []
     starting = Starting(said.append, "importing torch", first=30.0)
