@@ -332,8 +332,14 @@ def format_of(shard: Any) -> str:
         shard: a path or a URL.
 
     Raises:
-        UsageError: the name does not tell.
+        UsageError: the name does not tell, or it is none.
     """
+    if not isinstance(shard, str | os.PathLike):
+        raise UsageError(
+            f"the shard {shard!r:.40} is no path: give read= a function that gives "
+            "the samples of one; a data set that has samples by number, such as a Dataset of "
+            "Hugging Face, belongs in elastic.DataLoader"
+        )
     path = PurePath(str(shard).partition("?")[0])
     suffix = path.suffix
     if suffix in (".gz", ".bz2", ".xz"):

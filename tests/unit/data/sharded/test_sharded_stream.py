@@ -265,8 +265,9 @@ def test_any_function_may_read() -> None:
             for odd in (7, None, b"a.tar", {"a.tar": 1}, {"a.tar", "b.tar"})
             for read in (None, "tar", list)
         ),
+        ([{"a": 1}], {}, r"is no path: .* belongs in elastic\.DataLoader"),
         (["a.tar", "b.bin"], {}, r"shard 'b\.bin' does not tell how it is to be read"),
-        ([7], {}, "shard '7' does not tell"),
+        ([7], {}, "the shard 7 is no path"),
         (["a.tar", "b.jsonl"], {}, r"of several formats \(jsonl, tar\)"),
         ("nowhere/*.tar", {}, r"no file fits the pattern 'nowhere/\*\.tar'"),
         ("file:///nowhere/*.tar", {}, "no file fits the pattern 'file://"),
