@@ -25,6 +25,7 @@ from elastic_runtime.data.steps import GivesSteps, TrainingStep, refuse_fixed_pl
 from elastic_runtime.errors import UsageError
 from elastic_runtime.protocol.messages import ENV_MOST_WORKERS
 from elastic_runtime.worker.loop_hints import OTHER_BATCH, PIECE_OF_ONE, tell_once
+from elastic_runtime.worker.peers import by_value
 from elastic_runtime.worker.world import World
 
 if TYPE_CHECKING:
@@ -217,8 +218,35 @@ class DataLoader(GivesSteps):
 
     def _go_to_commit(self) -> None:
         self._at = self.epoch, self.cursor
+        if self._gloo is not None and not self.trains_alone:
+            self._refuse_other_settings()
         if self._progress is not None and self._progress.needs_two and (one := self._alone_at()):
             tell_once(PIECE_OF_ONE, samples=one[0], world=one[1])
+
+    def _refuse_other_settings(self) -> None:
+        """Ranks with other settings would train on the same samples, and leave out others.
+
+        Raises:
+            UsageError: it is so; raised on all ranks.
+        """
+        sampler = self.batch_sampler
+        mine = {
+            "global_batch_size": self.global_batch_size,
+            "at_once": sampler.at_once or None,
+            "drop_last": sampler.drops_last,
+            "epoch": self.epoch,
+            "cursor": self.cursor,
+            "number of samples": len(self.dataset),
+            "order of samples (seed=, shuffle=, order=; a digest)": sampler.order_digest,
+        }
+        told = self.peers().gather(mine, "loader.steps()")
+        for name in mine:
+            if len({one[name] for one in told}) > 1:
+                raise UsageError(
+                    f"the loaders of the ranks differ in {name} "
+                    f"({by_value([one[name] for one in told])}): make them with the same settings "
+                    "on each rank"
+                )
 
     def _alone_at(self) -> tuple[int, int] | None:
         """A step of an epoch, in samples, and a world that this job may have in which a rank gets

@@ -188,6 +188,11 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
         """The indices of all samples of an epoch."""
         return self._orders.of(self._seed, epoch)
 
+    @property
+    def order_digest(self) -> int:
+        """A number that differs where the order of the present epoch does."""
+        return self._orders.fingerprint(self._seed, self.epoch)
+
     def numbered(self, indices: Sequence[int], size: int) -> Iterator[Batch]:
         """Batches of these samples in turn, for a loader; they belong to the present epoch.
 
@@ -261,7 +266,7 @@ class ElasticBatchSampler(Sampler[list[int]], FollowsWorld):  # type: ignore[mis
             "seed": self._seed,
             "size": self._size,
             # What has counted can only be told apart from the rest by the order it came in.
-            "order": self._orders.fingerprint(self._seed, self.epoch) if self.cursor else None,
+            "order": self.order_digest if self.cursor else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -122,10 +122,10 @@ class Peers:
         for head, rest, size in zip(heads, rests, sizes, strict=True):
             answers.append(json.loads((head[_LENGTH:] + rest)[:size]))
         if any(theirs != purpose for theirs, _ in answers):
-            ranks = "; ".join(f"rank {rank} in {each}" for rank, (each, _) in enumerate(answers))
+            told = by_value([theirs for theirs, _ in answers])
             raise UsageError(
-                f"the ranks do not do the same: {ranks}; what waits for the others must be called "
-                "on all ranks, and not under a condition that differs between them"
+                f"the ranks do not do the same ({told}): call what waits for the others on all "
+                "ranks, and under no condition that differs between them"
             )
         return [value for _, value in answers]
 
@@ -235,6 +235,23 @@ class Peers:
                 of these errors.
         """
         return _values(self.gather(_outcome(action)))
+
+
+def by_value(values: Sequence[Any]) -> str:
+    """Which ranks have which value; first the value that the fewest have.
+
+    Args:
+        values: of each rank.
+    """
+    ranks: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    told = []
+    for value, having in sorted(ranks.items(), key=lambda pair: len(pair[1]))[:4]:
+        names, more = ", ".join(map(str, having[:4])), len(having) - 4
+        others = f" and {more} more" if more > 0 else ""
+        told.append(f"{value} on rank{'s' if len(having) > 1 else ''} {names}{others}")
+    return "; ".join(told)
 
 
 def _outcome(action: Callable[[], Any]) -> dict[str, Any]:

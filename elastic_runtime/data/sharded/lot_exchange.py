@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.data.sharded.lot_plan import WindowFound, settle
 from elastic_runtime.data.sharded.stream_tasks import ReadFailure
 from elastic_runtime.errors import BrokenShard, ElasticError, UsageError
+from elastic_runtime.worker.peers import by_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from elastic_runtime.data.sharded.lot_plan import Lot, Settled
     from elastic_runtime.data.sharded.shard_list import ShardList
@@ -49,7 +50,7 @@ def settled_by_all(
     """
     told = gather(_message(lot, step, own) | {"shards": shards.identity})
     if len({message["shards"] for message in told}) > 1:
-        lists = _by_value([message["shards"] for message in told])
+        lists = by_value([message["shards"] for message in told])
         raise UsageError(
             f"the ranks have other shards, or the same in another order ({lists}; their number and "
             "a digest of their names): give each rank the whole list, which the stream divides "
@@ -83,23 +84,6 @@ def settled_by_all(
     return settle(lot, [found[stream] for stream in range(len(lot.places))])
 
 
-def _by_value(values: Sequence[Any]) -> str:
-    """Which ranks have which value; first the value that the fewest have.
-
-    Args:
-        values: of each rank.
-    """
-    ranks: dict[Any, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    told = []
-    for value, having in sorted(ranks.items(), key=lambda pair: len(pair[1]))[:4]:
-        names, more = ", ".join(map(str, having[:4])), len(having) - 4
-        others = f" and {more} more" if more > 0 else ""
-        told.append(f"{value} on rank{'s' if len(having) > 1 else ''} {names}{others}")
-    return "; ".join(told)
-
-
 def _other_settings(rules: list[list[int]]) -> str:
     """Says in which setting ranks differ.
 
@@ -108,7 +92,7 @@ def _other_settings(rules: list[list[int]]) -> str:
     """
     by_setting = zip(_SETTINGS, zip(*rules, strict=True), strict=True)
     setting, values = next(pair for pair in by_setting if len(set(pair[1])) > 1)
-    told = _by_value(values)
+    told = by_value(values)
     return (
         f"the streams of the ranks differ in {setting} ({told}): make them with the same settings "
         "on each rank"

@@ -21,6 +21,7 @@ from elastic_runtime.data.sample_seeds import sample_rng
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.pieces import is_last_piece
 from elastic_runtime.worker.round_breaks import begin_break, end_break
 from tests.ranks import run_ranks, values
@@ -573,6 +574,40 @@ def shared_totals() -> tuple[Any, ...]:
 def test_several_ranks_may_take_the_same_share() -> None:
     first, second = (7, [[0, 1, 2, 3]], 8 / 7), (7, [[4, 5, 6]], 6 / 7)
     assert values(run_ranks(4, shared_totals)) == [first, first, second, second]
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "global_batch_size": {"global_batch_size": 2},
+    "at_once": {"at_once": 1},
+    "drop_last": {"drop_last": True},
+    "number of samples": {"data": torch.arange(9)},
+    "order of samples": {"seed": 2},
+    "epoch": {"seed": 0},
+}
+
+
+def other_settings(name: str) -> str:
+    """What is said where rank 1 has made its loader otherwise."""
+    other = OTHERS[name] if dist.get_rank() == 1 else {}
+    settings = {"data": torch.arange(8), "global_batch_size": 4, **other}
+    loader = DataLoader(settings.pop("data"), **settings)
+    if name == "epoch" and other:
+        loader.go_to(1)
+    loader.belong_to(Job())
+    loader.use_groups(GlooGroups(dist.group.WORLD, dist.new_group, lambda: False))
+    try:
+        next(loader.steps())
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_loaders_that_ranks_have_made_otherwise_are_refused(name: str) -> None:
+    one, other = values(run_ranks(2, other_settings, name))
+    assert one == other
+    assert f"differ in {name}" in one
+    assert "on rank 1" in one
 
 
 def test_a_share_of_one_world_is_refused_in_place() -> None:

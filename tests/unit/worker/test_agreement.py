@@ -185,7 +185,7 @@ def _purposes() -> str:
 def test_ranks_that_come_together_for_different_purposes_are_told_so() -> None:
     answers = values(run_ranks(2, _purposes))
     assert answers[0] == answers[1]
-    assert "rank 0 in step.total() of step 0; rank 1 in step.total() of step 1" in answers[0]
+    assert "step.total() of step 0 on rank 0; step.total() of step 1 on rank 1" in answers[0]
 
 
 def _from_and_to_the_first() -> list[object]:
