@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -356,6 +357,11 @@ def _check(data: Any, batch: Any, at_once: Any) -> None:
     """Refuses what is no data set with numbered samples, and what is no number of them."""
     if isinstance(data, GivesSteps):
         raise UsageError(f"a {type(data).__name__} is itself a loader: iterate over its steps()")
+    if isinstance(data, Mapping) and 0 not in data:
+        names = ", ".join(map(repr, [*data][:3]))
+        raise UsageError(
+            f"a {type(data).__name__} has no numbered samples but {names}: give one of these"
+        )
     whole_number("global_batch_size", batch, 1, " of samples")
     whole_number("at_once", 1 if at_once is None else at_once, 1, " of samples")
     try:

@@ -18,7 +18,12 @@ from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StepPieces
 from elastic_runtime.worker import step_source
 from elastic_runtime.worker.context import context
-from elastic_runtime.worker.loop_hints import BREAK_IN_PIECES, LOOSE_LOADER, tell_once
+from elastic_runtime.worker.loop_hints import (
+    BREAK_IN_PIECES,
+    LOOSE_LOADER,
+    STEPS_TOGETHER,
+    tell_once,
+)
 from elastic_runtime.worker.peers import Peers
 from elastic_runtime.worker.pieces import begin_piece
 from elastic_runtime.worker.step_source import StepSource
@@ -200,7 +205,6 @@ class TrainingStep:
         """
         if self._iterated:
             raise UsageError("step.total() reads the pieces ahead: call it before the first one")
-        self.weighed = True
         while len(self._ahead) < self.pieces:
             self._ahead.append(self._read())
         found = [count(piece) for piece, own in zip(self._ahead, self._own, strict=True) if own]
@@ -467,12 +471,15 @@ class GivesSteps(StepSource):
 
     def before_commit(self, *, optimized: bool) -> None:
         """See ``StepSource``."""
+        if len(self._begun) > 1:
+            tell_once(STEPS_TOGETHER, steps=len(self._begun))
         for step in self._begun:
             if optimized and step.taken and not step.weighed:
                 raise UsageError(
                     f"the gradients of step {step.number} were not weighed: where shares of ranks "
                     "differ in size, they would not be those of the global batch; write "
-                    "step.backward(loss), or (loss * step.weight).backward()"
+                    "step.backward(loss), or (loss * step.weight).backward(); after step.total() "
+                    "step.backward(loss / total, reduction='sum')"
                 )
 
     @property

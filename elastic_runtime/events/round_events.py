@@ -145,12 +145,13 @@ class StepNone(Event):
     name = "step.none"
     level = WARNING
     sentence = (
-        "no step was committed in the first {seconds} of train; if it makes steps, "
-        "state.commit() must follow each of them"
+        "no step was committed in the first {seconds} of train: {where}; if it makes steps, "
+        "state.commit() must follow each of them, on all ranks"
     )
     whole_job = False
 
     seconds: float
+    where: str
 
 
 @dataclass(frozen=True)

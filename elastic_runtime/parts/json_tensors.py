@@ -198,6 +198,11 @@ def copied(value: Any) -> Any:
         return [copied(item) for item in value]
     if kind is tuple:
         return tuple([copied(item) for item in value])
+    if isinstance(value, dict):  # of another kind
+        made = copy.copy(value)
+        for key, item in value.items():
+            made[key] = copied(item)
+        return made
     if kind is torch.Tensor:
         return value.detach().clone()
     return copy.deepcopy(value)

@@ -8,16 +8,24 @@ from typing import Any
 
 import torch
 
-from elastic_runtime.errors import CheckpointUsageError
+from elastic_runtime.errors import CheckpointUsageError, UsageError
 from elastic_runtime.parts import json_tensors
 
 # What ``torch.load(weights_only=True)`` reads back as it was.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
+# A longer one is written in a form that such a load refuses.
+_INT_BITS = 2000
+
 
 def check_plain(where: str, value: object) -> None:
     """Refuses what a load without running code could not bring back, while it can be corrected."""
     kind = type(value)
+    if kind is int and value.bit_length() > _INT_BITS:  # type: ignore[attr-defined]
+        raise CheckpointUsageError(
+            f"{where} is a number of {value.bit_length()} bits, and none of more than "  # type: ignore[attr-defined]
+            f"{_INT_BITS} can be loaded again; keep it as text"
+        )
     if kind in _ATOMS or kind in (torch.Tensor, torch.nn.Parameter):
         return
     if kind in (dict, OrderedDict, Counter):
@@ -47,6 +55,9 @@ def plain_value(value: Any, where: str) -> Any:
     """
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
         value = value.item()
-    json_tensors.check(value, where)
-    check_plain(where, value)
+    try:
+        json_tensors.check(value, where)
+        check_plain(where, value)
+    except RecursionError:
+        raise UsageError(f"{where} holds itself, or is too deep; keep plain values") from None
     return value

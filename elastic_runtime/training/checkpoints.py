@@ -79,7 +79,8 @@ def load(
 
     It needs no ``elastic.run``, and no other process: before ``elastic.run`` each rank loads for
     itself. With a process group all ranks call it.
-    The global random generators are left as they are.
+    The global random generators are left as they are. To train on from loaded weights, load them
+    into a State of their own: what is trained begins at step 0.
 
     Example::
 

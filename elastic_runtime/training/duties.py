@@ -123,6 +123,10 @@ class Duties:
             if duty.when.every.due_at(step) or (epoch_over and duty.when.epoch)
         ]
 
+    def of_epochs(self) -> str | None:
+        """One that is owed after each epoch, if there is any."""
+        return next((duty.name for duty in self._all.values() if duty.when.epoch), None)
+
     def owed_at_end(self) -> list[str]:
         """What is owed because training is over."""
         return [duty.name for duty in self._all.values() if duty.when.end]

@@ -59,7 +59,12 @@ from elastic_runtime.worker.groups.group_disposal import drop_later
 from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
 from elastic_runtime.worker.groups.store_clients import Stores
-from elastic_runtime.worker.loop_hints import NOTHING_LEFT, VALUES_DIFFER, tell_once
+from elastic_runtime.worker.loop_hints import (
+    NOTHING_LEFT,
+    STOPPED_BEFORE,
+    VALUES_DIFFER,
+    tell_once,
+)
 from elastic_runtime.worker.missing_parts import MissingParts, report
 from elastic_runtime.worker.one_world_samplers import sampler_of_one_world
 from elastic_runtime.worker.peers import GlooGroups, Peers
@@ -145,6 +150,7 @@ def begun(
             "init_process_group() was called before elastic.run, which makes the process group "
             "itself, and again after each change: remove the call, or what makes it (Accelerator())"
         )
+    state.refuse_idle_duties()
     _ran = True
     here = context()
     if in_place:
@@ -576,14 +582,16 @@ class Commit:
         steps are not lost with it.
         """
         state, saver = self._state, self._saver
-        if state._optimized and not state._commits and not state.stopped:
+        if state._optimized and not state.is_entrusted:
             raise UsageError(
-                "train has returned, its optimizers have made steps, and none was committed: "
-                "nothing counts and nothing is saved; call state.commit() after each step"
+                f"train has returned after an optimizer's step that was not committed: it does "
+                f"not count, what counts ends with step {state.step}, and nothing was saved now, "
+                "as the models are further; call state.commit() after each step, also before the "
+                "loop is left"
             )
         state.owe_at_end()
         if state.step and not state._commits and state._owed is None:
-            tell_once(NOTHING_LEFT, step=state.step)
+            tell_once(STOPPED_BEFORE if state.stopped else NOTHING_LEFT, step=state.step)
         saves = saver is not None and state._settings is not None and state.step
         if saves:
             self._save_now(state.step)

@@ -35,6 +35,7 @@ from elastic_runtime.worker.context import context
 from elastic_runtime.worker.loop_hints import (
     BUFFERS_IN_DUTY,
     COMMIT_TWICE,
+    GRADIENTS_LEFT,
     OPTIMIZER_LATE,
     SCHEDULE_LATE,
     SCHEDULE_LEFT_OUT,
@@ -334,6 +335,8 @@ class State:
             loader.before_commit(optimized=self._optimized)
         if self._watches and not self._optimized and not any(one.has_begun for one in loaders):
             tell_once(COMMIT_TWICE)
+        if self._watches and not self._optimized and self._has_gradients():
+            tell_once(GRADIENTS_LEFT)
         if self._in_memory:
             self._gate.before_commit()
             self._look_between_optimizer_and_commit()
@@ -507,6 +510,18 @@ class State:
     def is_ahead(self) -> bool:
         """Whether duties have changed values since the last commit."""
         return self._is_ahead
+
+    def refuse_idle_duties(self) -> None:
+        """Refuses what would never be done.
+
+        Raises:
+            UsageError: something is asked for after each epoch, and no loader says when that is.
+        """
+        if not self.has_loaders and (name := self._duties.of_epochs()):
+            raise UsageError(
+                f"{name!r} is to be done after each epoch, and no loader of this State says when "
+                "that is: write State(..., loader=loader), or give steps or a time"
+            )
 
     def owe_at_end(self) -> None:
         """Training is over: what is to be done then is owed, but what was done after this step."""
@@ -814,7 +829,19 @@ class State:
     def _loaders(self) -> list[StepSource]:
         return [one for one in self._named.values() if isinstance(one, StepSource)]
 
+    def _has_gradients(self) -> bool:
+        """Whether gradients wait for an optimizer that would have used them by now."""
+        held = self._named.values()
+        if any(isinstance(one, torch.amp.GradScaler) for one in held):
+            return False  # it may have left the step out
+        optimizers = [one for one in held if isinstance(one, torch.optim.Optimizer)]
+        groups = [group for one in optimizers for group in one.param_groups]
+        gradients = (parameter.grad for group in groups for parameter in group["params"])
+        return any(one is not None and bool(one.any()) for one in gradients)
+
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self.stopped and self._on_commit is not None and not self._duty:
+            raise TrainingStopped  # before anything changes that no commit would keep
         for loader in self._loaders():
             loader.before_optimizer()
         first, self._optimized = not self._optimized, True

@@ -44,6 +44,21 @@ NOTHING_LEFT = (
     "training was over before it began, at step {step}, and nothing was trained: for more steps "
     "raise what ends the loop, such as steps(epochs=...); to begin anew, name another place"
 )
+STOPPED_BEFORE = (
+    "state.stop() has ended this training at step {step}, for good, and nothing was trained: to "
+    "begin anew, name another place"
+)
+GRADIENTS_LEFT = (
+    "a step was committed for which no optimizer has made a step, and its gradients are still "
+    "there: its samples count as trained, and where the world changes the gradients are lost; for "
+    "a larger batch raise global_batch_size, and set at_once, which cuts a step into pieces; to "
+    "leave a step out, call zero_grad() before commit()"
+)
+STEPS_TOGETHER = (
+    "{steps} steps of a loader were committed together and count as one, so that step.number comes "
+    "again: decide by nothing that follows from it; for a larger batch raise global_batch_size, "
+    "and set at_once, which cuts a step into pieces"
+)
 COMMIT_TWICE = (
     "commit() was called twice with no optimizer and no step of a loader in between: each commit "
     "counts a step"

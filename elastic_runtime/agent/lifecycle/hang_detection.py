@@ -262,11 +262,20 @@ def act_on(state: AgentState, finding: Finding, now: float) -> Step:
 
 
 def _no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
-    """Tells people once that ``train`` runs without any step."""
-    if state.in_place is None or state.in_place.inquiry.no_step_reported:
+    """Tells people once that ``train`` runs without any step, and where it is.
+
+    How long the first step may take is not known, so nothing is ended for it.
+    """
+    inside, inquiry = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place().inquiry
+    if state.phase is not Phase.RUNNING or not inside or inquiry.no_step_reported:
         return Step(state)
-    state = _inquire(state, no_step_reported=True)
-    return Step(state, (TellPeople(StepNone(round(event.seconds))),))
+    if not inquiry.asking:
+        return Step(_asked(state, now), (TellWorkers(Ask(), inside),), "no step yet")
+    if now < inquiry.asked_at + SILENT_WORKER and not inquiry.answers.keys() >= {*inside}:
+        return Step(state)
+    where = _places(state, inquiry.answers)
+    state = _inquire(state, no_step_reported=True, asking=False)
+    return Step(state, (TellPeople(StepNone(round(event.seconds), where)),))
 
 
 def worker_answered(state: AgentState, event: WorkerSaid, now: float) -> Step:
@@ -344,7 +353,11 @@ def _places(state: AgentState, said: Mapping[int, Heard | None]) -> str:
     """Where the workers of this node have said that they are, for people."""
     assert state.round is not None
     first = state.round.first_worker(state.group_rank)
-    places = [f"rank {first + rank} at {heard.where}" for rank, heard in said.items() if heard]
+    places = [
+        f"rank {first + rank} {'waits' if heard.collective else 'is'} at {heard.where}"
+        for rank, heard in sorted(said.items())
+        if heard
+    ]
     return listed(places) if places else "nobody says where"
 
 

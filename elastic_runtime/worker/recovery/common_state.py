@@ -70,6 +70,7 @@ class StateRecovery:
         self._start_over = start_over
         self._strict = strict
         self._incarnation = ""
+        self._brought_to = state.step  # by a load before training
 
     def recover(self, gloo: GlooGroups, world: World, past: EarlierRounds) -> None:
         """Brings all ranks to one state: the furthest in memory, or what was saved.
@@ -89,6 +90,7 @@ class StateRecovery:
         choice = bring_together(state, wire, world.rank, world.size, restorer, before=before)
         if choice.kind in (RecoveryKind.LOST, RecoveryKind.FRESH):
             self._check_beginning(choice, past)
+            self._refuse_loaded()
         state.drop_preallocated()
         state._round = world.round  # all ranks are alike here
         self._incarnation = past.incarnation
@@ -104,7 +106,23 @@ class StateRecovery:
         """
         self._enter(gloo, world)
         found = self._saver.load(None, strict=self._strict) if self._saver is not None else None
+        if found is None:
+            self._refuse_loaded()
         self._state.resumed_at(found.step if found is not None else 0)
+
+    def _refuse_loaded(self) -> None:
+        """Refuses to begin at step 0 with loaders, schedules and values of a later one.
+
+        Raises:
+            UsageError: ``elastic.load`` has brought the State to a step.
+        """
+        if self._brought_to:
+            raise UsageError(
+                f"elastic.load has brought this State to step {self._brought_to}, and training "
+                "begins at step 0, as nothing is saved where it is to be saved: load what is to be "
+                "kept into a State of its own, elastic.load(place, elastic.State(model=model), "
+                "strict=False), and train another State with that model"
+            )
 
     def alone(self, gloo: GlooGroups, world: World) -> bool:
         """Prepares this process to save its memory alone, between two rounds.

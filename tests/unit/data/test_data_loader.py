@@ -398,6 +398,15 @@ def test_gradients_that_were_not_weighed_are_refused_in_every_world() -> None:
         job.commit(loader, optimized=False)
 
 
+def test_a_total_weighs_nothing() -> None:
+    loader, job = in_state(4, 4, at_once=2)
+    step = next(loader.steps())
+    step.total(len)
+    list(step)
+    with pytest.raises(UsageError, match=r"step\.backward\(loss / total, reduction='sum'\)"):
+        job.commit(loader)
+
+
 def test_a_step_without_pieces_taken_need_not_be_weighed() -> None:
     loader, job = in_state(4, 2)
     next(loader.steps())
@@ -466,7 +475,7 @@ def test_a_loss_is_one_number(loss: Any) -> None:
 
 
 def test_a_total_is_over_all_pieces_that_count_and_they_still_come() -> None:
-    loader, job = in_state(6, 6, at_once=2, shuffle=False)
+    loader, _ = in_state(6, 6, at_once=2, shuffle=False)
     step = next(loader.steps())
     totals = [step.total(len), step.total(lambda p: p.sum()), step.total(lambda p: 0.5)]
     assert totals == [6, 15, 1.5]
@@ -474,7 +483,6 @@ def test_a_total_is_over_all_pieces_that_count_and_they_still_come() -> None:
     assert [piece.tolist() for piece in step] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(UsageError, match="before the first one"):
         step.total(len)
-    job.commit(loader)
 
 
 @pytest.mark.parametrize(
@@ -754,6 +762,12 @@ class Sizeless(Dataset[int]):
 
 
 DATA = torch.arange(4)
+
+
+def test_a_collection_of_data_sets_is_none() -> None:
+    with pytest.raises(UsageError, match="a dict has no numbered samples but 'train', 'test'"):
+        DataLoader({"train": DATA, "test": DATA}, 2)
+    assert len(DataLoader({0: 1.0, 1: 2.0}, 2)) == 1
 
 
 @pytest.mark.parametrize(

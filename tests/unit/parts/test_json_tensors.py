@@ -162,6 +162,14 @@ def test_copies_share_nothing_that_can_change() -> None:
     assert copy == {"a": [1, {2}], "b": (torch.zeros(1), [3]), "c": Counter(x=1)}
 
 
+def test_what_a_loss_remembers_is_not_copied_in_any_dict() -> None:
+    loss = torch.ones(1, requires_grad=True).sum()
+    for value in ({"a": loss}, OrderedDict(a=loss), defaultdict(list, a=[loss])):
+        copy = json_tensors.copied(value)
+        found = copy["a"][0] if type(value) is defaultdict else copy["a"]
+        assert (type(copy), float(found), found.requires_grad) == (type(value), 1.0, False)
+
+
 def test_the_canonical_form_does_not_know_the_order_of_dicts() -> None:
     def form(value: object) -> object:
         return json_tensors.canonical(json_tensors.encode(value, "it", []))

@@ -85,7 +85,8 @@ def late_optimizer(script: Script) -> None:
         script.state.commit()
         script.update()
 
-    script.run(step)
+    with pytest.raises(UsageError, match="not committed"):
+        script.run(step)
 
 
 def two_commits(script: Script) -> None:
@@ -102,6 +103,26 @@ def left_pieces(script: Script) -> None:
             one.backward(script.model(piece).sum())
             break
         script.state.commit()
+
+    script.run(step)
+
+
+def own_accumulation(script: Script) -> None:
+    def step(one: Any) -> None:
+        script.compute(one)
+        if one.number % 2 == 0:
+            script.update()
+        script.state.commit()
+
+    script.run(step)
+
+
+def steps_together(script: Script) -> None:
+    def step(one: Any) -> None:
+        script.compute(one)
+        if one.epoch:
+            script.update()
+            script.state.commit()
 
     script.run(step)
 
@@ -135,6 +156,8 @@ def left_out_schedule(script: Script) -> None:
         (late_optimizer, "call state.commit() after optimizer.step()"),
         (two_commits, "each commit counts a step"),
         (left_pieces, "left after 1 of 2"),
+        (own_accumulation, "its gradients are still there"),
+        (steps_together, "3 steps of a loader were committed together"),
         (no_eval, "buffers of a model changed in 'evaluate'"),
         (loose, "write State(…, loader=loader)"),
     ],
@@ -199,8 +222,54 @@ def test_a_loop_that_commits_nothing_is_an_error(hints: list[str], tmp_path: Pat
         script.compute(one)
         script.update()
 
-    with pytest.raises(UsageError, match=r"none was committed: .* call state\.commit\(\)"):
+    with pytest.raises(UsageError, match=r"ends with step 0, .* call state\.commit\(\)"):
         script.run(step)
+
+
+def test_a_step_that_the_loop_leaves_uncommitted_is_an_error_and_not_saved(
+    hints: list[str], tmp_path: Path
+) -> None:
+    script = Script(tmp_path)
+    committed: list[torch.Tensor] = []
+
+    def train(world: elastic.World) -> None:
+        for step in script.loader.steps(epochs=2):
+            script.compute(step)
+            script.update()
+            if step.number == 3:
+                break
+            committed[:] = [one.detach().clone() for one in script.model.parameters()]
+            script.state.commit()
+            script.state.save(sync=True)
+
+    with pytest.raises(UsageError, match=r"what counts ends with step 2, and nothing was saved"):
+        elastic.run(train, script.state, in_place=False)
+    again = Script(tmp_path)
+    assert elastic.load(tmp_path, again.state, strict=False) == 2
+    assert all(map(torch.equal, again.model.parameters(), committed))
+
+
+def test_what_is_due_after_epochs_needs_a_loader(tmp_path: Path) -> None:
+    state = elastic.State(model=nn.Linear(1, 1))
+    state.at("epoch, end", print)
+    with pytest.raises(UsageError, match=r"'print' is to be done after each epoch, and no loader"):
+        elastic.run(lambda world: None, state)
+
+
+def test_a_state_that_was_loaded_does_not_begin_at_step_0(
+    hints: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Script(tmp_path / "old").run(epochs=1)
+    monkeypatch.setattr(run_loop, "_ran", False)
+    script = Script(tmp_path / "new")
+    elastic.load(tmp_path / "old", script.state, strict=False)
+    with pytest.raises(UsageError, match="brought this State to step 2, and training begins at"):
+        script.run()
+    monkeypatch.setattr(run_loop, "_ran", False)
+    script = Script(tmp_path / "new")
+    elastic.load(tmp_path / "old", elastic.State(model=script.model), strict=False)
+    script.run(epochs=1)
+    assert script.state.step == 2
 
 
 def apart(mistake: str, folder: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic_runtime.errors import UsageError
+from elastic_runtime.errors import CheckpointUsageError, UsageError
 from elastic_runtime.parts.commit_image import destinations
 from elastic_runtime.parts.other_parts import moves
 from elastic_runtime.parts.wrappers import bare, unwrapped_optimizer
@@ -204,6 +204,12 @@ def test_refuses_bad_counters_when_they_are_set() -> None:
     state = State(model=model).keep_in_memory()
     with pytest.raises(UsageError, match=r"state\.best\.loss is a builtins\.object"):
         state.best = {"loss": object()}
+    itself: list[object] = []
+    itself.append(itself)
+    with pytest.raises(UsageError, match=r"state\.best holds itself"):
+        state.best = itself
+    with pytest.raises(CheckpointUsageError, match=r"best is a number of 2326 bits, .* as text"):
+        state.best = 10**700
     with pytest.raises(UsageError, match="'step' is a name of State's own"):
         state.step = 3  # type: ignore[misc]
     with pytest.raises(UsageError, match=r"state\.model was given"):

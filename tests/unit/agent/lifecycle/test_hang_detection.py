@@ -229,7 +229,7 @@ def test_people_hear_where_workers_are_busy_for_long_but_not_for_ever() -> None:
         agent.play(NoStepExpected(seconds, BUSY))
         told.append([one.event for one in agent.asked(TellPeople)])
     first = agent.state.round.first_worker(agent.state.group_rank)
-    where = f"rank {first} at eval.py:7, rank {first + 1} at eval.py:9"
+    where = f"rank {first} waits at eval.py:7, rank {first + 1} is at eval.py:9"
     assert told == [[WorkersBusy(122, where)], [], []]
 
 
@@ -389,7 +389,7 @@ def test_a_node_that_is_busy_is_waited_for_and_the_time_counts_from_its_end() ->
     assert agent.said(LeftRound) or agent.told(Interrupt)
     hangs = next(one.event for one in agent.asked(TellPeople))
     first = agent.state.round.first_worker(agent.state.group_rank)
-    assert f"rank {first} at a, rank {first + 1} at a" in hangs.why
+    assert f"rank {first} waits at a, rank {first + 1} waits at a" in hangs.why
 
 
 def test_who_does_not_reach_the_others_leaves_the_round_and_nothing_is_counted() -> None:
@@ -416,16 +416,30 @@ def _without_step(seconds: float, *, messages_wait: bool = False) -> Walk:
 def test_the_progress_of_workers_is_measured_from_look_to_look() -> None:
     assert not _without_step(LONG_FIRST_STEP - 1.0).actions
     agent = _without_step(LONG_FIRST_STEP + 1.0)
-    assert agent.asked(TellPeople) == [TellPeople(StepNone(61))]
-    agent.play(ProgressSeen(StepProgress(expected=100.0, in_train=True)))
+    looks = ProgressSeen(StepProgress(expected=100.0, in_train=True))
+    assert agent.told(Ask) == [TellWorkers(Ask(), (0, 1))]
+    agent.play(answered(0, True, "train.py:7"), looks)
+    assert not agent.actions, "the other one has yet to answer"
+    agent.play(answered(1, False, "train.py:9"), looks)
+    first = agent.state.round.first_worker(agent.state.group_rank)
+    where = f"rank {first} waits at train.py:7, rank {first + 1} is at train.py:9"
+    assert agent.asked(TellPeople) == [TellPeople(StepNone(61, where))]
+    agent.play(looks)
     assert not agent.actions, "it is reported once"
+
+
+def test_who_does_not_say_where_it_is_before_the_first_step_is_not_waited_for() -> None:
+    agent = _without_step(LONG_FIRST_STEP + 1.0)
+    agent.now += 60.0
+    agent.play(ProgressSeen(StepProgress(expected=100.0, in_train=True)))
+    assert agent.asked(TellPeople) == [TellPeople(StepNone(121, "nobody says where"))]
 
 
 def test_nothing_is_concluded_before_all_messages_of_workers_are_read() -> None:
     agent = _without_step(LONG_FIRST_STEP + 1.0, messages_wait=True)
     assert not agent.actions
     agent.play(ProgressSeen(StepProgress(expected=100.0, in_train=True)))
-    assert agent.asked(TellPeople)
+    assert agent.told(Ask)
 
 
 def test_workers_that_are_being_stopped_do_not_hang() -> None:
