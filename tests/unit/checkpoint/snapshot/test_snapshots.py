@@ -120,7 +120,7 @@ def test_the_newest_is_kept_and_is_where_a_job_goes_on(
     with trained(other):
         assert other.step == step
         assert torch.equal(its.weight, model.weight)
-        assert f"resumed at step {step} from memory" in caplog.text
+        assert "'source': 'memory'" in caplog.text
     assert (runs_of(agent) / f"step-{step}.term-2").is_dir()
 
 
