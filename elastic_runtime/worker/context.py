@@ -245,11 +245,9 @@ class WorkerContext:
         if self.has_agent:
             self._send(Note(name=event.name, rank=self.rank, round=self.round, fields=fields))
         else:
-            # Only what is grave is shown by Python without further ado, to people.
-            if "problem" in fields or event.level in (WARNING, ERROR):
-                _LOG.warning("%s: %s", event.name, event.message() or fields)
-            else:
-                _LOG.info("%s %s", event.name, fields)
+            # Only what is grave is shown by Python without further ado.
+            grave = "problem" in fields or event.level in (WARNING, ERROR)
+            _LOG.log(logging.WARNING if grave else logging.INFO, "%s %s", event.name, fields)
 
     def note_once(self, event: NotedEvent, /) -> None:
         """The same for a program that has nothing else to say: nothing of it stays.

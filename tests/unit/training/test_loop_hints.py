@@ -249,7 +249,7 @@ def test_a_step_that_the_loop_leaves_uncommitted_is_an_error_and_not_saved(
     assert all(map(torch.equal, again.model.parameters(), committed))
 
 
-def test_what_is_due_after_epochs_needs_a_loader(tmp_path: Path) -> None:
+def test_what_is_due_after_epochs_needs_a_loader(hints: list[str]) -> None:
     state = elastic.State(model=nn.Linear(1, 1))
     state.at("epoch, end", print)
     with pytest.raises(UsageError, match=r"'print' is to be done after each epoch, and no loader"):
