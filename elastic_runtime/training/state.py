@@ -837,7 +837,9 @@ class State:
         optimizers = [one for one in held if isinstance(one, torch.optim.Optimizer)]
         groups = [group for one in optimizers for group in one.param_groups]
         gradients = (parameter.grad for group in groups for parameter in group["params"])
-        return any(one is not None and bool(one.any()) for one in gradients)
+        # Sharded ones would need all ranks, and sparse ones cannot be asked.
+        plain = (one for one in gradients if type(one) is torch.Tensor and not one.is_sparse)
+        return any(bool(one.any()) for one in plain)
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self.stopped and self._on_commit is not None and not self._duty:

@@ -99,7 +99,7 @@ class Peers:
         if self.world > 1:
             self.group = group or dist.new_group(backend="gloo", group_desc=torch_private.OWN_GROUP)
 
-    def gather(self, value: Any, purpose: str = "state.commit()") -> list[Any]:
+    def gather(self, value: Any, purpose: str = "state.commit() or save()") -> list[Any]:
         """Gathers one value of each rank, in rank order, on every rank.
 
         Args:

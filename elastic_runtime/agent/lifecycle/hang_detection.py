@@ -269,7 +269,7 @@ def _no_first_step(state: AgentState, event: NoFirstStep, now: float) -> Step:
     inside, inquiry = state.ranks_in(WorkerPhase.IN_ROUND), state.require_in_place().inquiry
     if state.phase is not Phase.RUNNING or not inside or inquiry.no_step_reported:
         return Step(state)
-    if not inquiry.asking:
+    if not inquiry.asking or inquiry.asked_at <= now - event.seconds:  # that was before ``train``
         return Step(_asked(state, now), (TellWorkers(Ask(), inside),), "no step yet")
     if now < inquiry.asked_at + SILENT_WORKER and not inquiry.answers.keys() >= {*inside}:
         return Step(state)

@@ -215,6 +215,26 @@ def test_a_loop_that_is_right_is_told_nothing(hints: list[str], tmp_path: Path) 
     assert hints == []
 
 
+def test_a_step_with_sparse_gradients_may_be_left_out(hints: list[str], tmp_path: Path) -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    optim = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = elastic.DataLoader(torch.arange(4), 1)
+    state = elastic.State(model=model, optim=optim, loader=loader)
+    state.checkpoints(tmp_path)
+
+    def train(world: elastic.World) -> None:
+        for step in loader.steps(epochs=1):
+            optim.zero_grad()
+            for piece in step:
+                step.backward(model(piece).sum())
+            if step.number != 2:
+                optim.step()
+            state.commit()
+
+    elastic.run(train, state, in_place=False)
+    assert (state.step, hints) == (4, [])
+
+
 def test_a_loop_that_commits_nothing_is_an_error(hints: list[str], tmp_path: Path) -> None:
     script = Script(tmp_path)
 

@@ -428,6 +428,17 @@ def test_the_progress_of_workers_is_measured_from_look_to_look() -> None:
     assert not agent.actions, "it is reported once"
 
 
+def test_where_workers_were_before_they_came_to_train_is_not_told() -> None:
+    agent = _asked()
+    agent.play(answered(0, True, "load.py:7"), answered(1, True, "load.py:7"))
+    progress = StepProgress(expected=agent.now, in_train=True)
+    agent.play(ProgressSeen(progress))
+    agent.now += LONG_FIRST_STEP + 1.0
+    agent.play(ProgressSeen(progress))
+    assert agent.told(Ask), "they are asked anew"
+    assert not agent.asked(TellPeople)
+
+
 def test_who_does_not_say_where_it_is_before_the_first_step_is_not_waited_for() -> None:
     agent = _without_step(LONG_FIRST_STEP + 1.0)
     agent.now += 60.0
