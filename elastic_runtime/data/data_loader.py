@@ -56,7 +56,8 @@ class DataLoader(GivesSteps):
     another thread.
 
     A loader that is in no State can be iterated directly, for a validation: it gives this rank's
-    share of the data set, once and in order.
+    share of the data set, once and in order, whatever ``shuffle`` says. A batch has ``at_once``
+    samples then, or this rank's part of ``global_batch_size``.
 
     Attributes:
         epoch: the epoch that the next step belongs to, from 0.

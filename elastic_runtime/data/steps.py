@@ -20,6 +20,7 @@ from elastic_runtime.worker import step_source
 from elastic_runtime.worker.context import context
 from elastic_runtime.worker.loop_hints import (
     BREAK_IN_PIECES,
+    LOOPS_IN_A_ROW,
     LOOSE_LOADER,
     STEPS_TOGETHER,
     tell_once,
@@ -73,7 +74,7 @@ class TrainingStep:
         self.samples = samples
         self.pieces = len(own)
         self.taken = 0  # pieces that the script has got
-        self.weighed = False
+        self._weighed: set[int] = set()  # pieces whose weight was asked for
         self._source, self._batches, self._own, self._world = source, batches, own, world
         self._walk = source._walk
         self._ahead: list[Any] = []  # read by ``total``
@@ -126,13 +127,27 @@ class TrainingStep:
         Raises:
             UsageError: no piece was taken yet.
         """
-        return self.weights[self._present()]
+        present = self._present()
+        self._weighed.add(present)
+        return self._factor(present)
 
     @property
     def weights(self) -> list[float]:
         """What ``weight`` is for each piece, for loops that take them all before the first one."""
-        self.weighed = True
-        return [own * self._world / self.samples for own in self._own]
+        self.count_as_weighed()
+        return [self._factor(piece) for piece in range(self.pieces)]
+
+    @property
+    def unweighed(self) -> list[int]:
+        """Which of the pieces that were taken, from 0, nobody has asked for a weight."""
+        return [piece for piece in range(self.taken) if piece not in self._weighed]
+
+    def count_as_weighed(self) -> None:
+        """For loops that see by themselves to what the pieces count."""
+        self._weighed.update(range(self.pieces))
+
+    def _factor(self, piece: int) -> float:
+        return self._own[piece] * self._world / self.samples
 
     def backward(self, loss: torch.Tensor, reduction: str = "mean") -> None:
         """Computes gradients of the present piece, so that it counts as much as it has samples.
@@ -158,23 +173,30 @@ class TrainingStep:
             ranks = 1.0 if self._source.trains_alone else float(self._world)
             factor = ranks if self._own[self._present()] else 0.0
         lost = loss * factor
-        self._lost = self._lost + lost.detach()
+        self._lost = self._lost + self._source.unscaled(lost.detach())
         lost.backward()
 
     def mean_loss(self) -> float:
         """The mean over the global batch of what ``backward`` was given; all ranks must ask.
 
         It waits for all of them, so it belongs before the optimizer. Of losses that were given as
-        sums it is the sum; what a ``GradScaler`` has scaled is scaled.
+        sums it is the sum. What the State's ``GradScaler`` has scaled counts as it was before.
 
         Example::
 
-            state.loss = step.mean_loss()  # for a log line: state.at("10 steps", log)
+            loss = step.mean_loss()
+            if world.rank == 0:
+                print(step.number, loss)
             optim.step()
 
         Raises:
-            UsageError: pieces of the step are still to come.
+            UsageError: pieces of the step are still to come; or several scalers are in use.
         """
+        if len(self._source.scalers()) > 1:
+            raise UsageError(
+                "step.mean_loss() cannot tell which of several GradScalers has scaled a loss: add "
+                "up the losses of the pieces, each times step.weight, and reduce them over ranks"
+            )
         if self.taken < self.pieces:
             raise UsageError("step.mean_loss() is of all pieces: ask for it after the last one")
         own = float(self._lost)
@@ -290,6 +312,7 @@ class GivesSteps(StepSource):
     _walk: object = None  # the present iteration
     _asked: tuple[int, tuple[int | None, int | None]] | None = None
     _was_over: int | None = None  # the call of ``train`` in which it had nothing more to give
+    _empty: int | None = None  # the call of ``train`` in which a bound was behind it at once
     _told: StepPieces | None = None  # to people, of how steps are cut
     _made = 0  # steps in this iteration; in no State they are its numbers
 
@@ -343,8 +366,8 @@ class GivesSteps(StepSource):
             given = f"epochs={bounds[0]}" if bounds[0] is not None else f"steps={bounds[1]}"
             raise UsageError(
                 f"steps({given}) was asked for twice, and says where training ends, not how much "
-                "is to come: call it once, or with a bound that grows, as in "
-                "steps(epochs=loader.epoch + 1)"
+                "is to come: call it once, and put what is to be done after each epoch into "
+                "state.at('epoch', ...)"
             )
         self._asked = progress.call, bounds
 
@@ -358,6 +381,11 @@ class GivesSteps(StepSource):
         self._go_to_commit()
         begin_piece(is_last=True)
         self._made = 0
+        call = self._progress.call if self._progress is not None else None
+        if self._is_over(epochs, steps):
+            self._empty = call
+        elif call is not None and self._empty == call:
+            tell_once(LOOPS_IN_A_ROW)
         try:
             while not self._is_over(epochs, steps):
                 for step in self._rest_of_epoch():
@@ -453,6 +481,20 @@ class GivesSteps(StepSource):
         """Whether each rank trains a model of its own with its share (``DiLoCo``)."""
         return self._progress is not None and self._progress.is_entrusted
 
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Those of the State that are in use."""
+        return self._progress.scalers if self._progress is not None else []
+
+    def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """A loss as it was before the State's scaler; without waiting for a device.
+
+        Args:
+            loss: as ``backward`` has got it, scaled if there is a scaler in use.
+        """
+        for scaler in self.scalers():
+            loss = loss / scaler.scale(torch.ones_like(loss))
+        return loss
+
     def peers(self) -> Peers:
         """All ranks, for what they tell each other of a step."""
         if self._own_peers is None:
@@ -474,12 +516,14 @@ class GivesSteps(StepSource):
         if len(self._begun) > 1:
             tell_once(STEPS_TOGETHER, steps=len(self._begun))
         for step in self._begun:
-            if optimized and step.taken and not step.weighed:
+            if optimized and (without := step.unweighed):
+                some = len(without) < step.taken
+                where = f"piece {without[0] + 1} of {step.pieces} of " if some else ""
                 raise UsageError(
-                    f"the gradients of step {step.number} were not weighed: where shares of ranks "
-                    "differ in size, they would not be those of the global batch; write "
-                    "step.backward(loss), or (loss * step.weight).backward(); after step.total() "
-                    "step.backward(loss / total, reduction='sum')"
+                    f"the gradients of {where}step {step.number} were not weighed: where shares of "
+                    "ranks differ in size, they would not be those of the global batch; write "
+                    "step.backward(loss), or (loss * step.weight).backward(), for each piece; "
+                    "after step.total() step.backward(loss / total, reduction='sum')"
                 )
 
     @property

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from elastic_runtime.parts.pieces import InPieces
 
 
+def scalers_of(owner: object) -> list[torch.amp.GradScaler]:
+    """The scaler that something is, or those that it has for attributes.
+
+    Many scripts have their scaler in an object of their own, which passes its state on.
+    """
+    held = (owner, *getattr(owner, "__dict__", {}).values())
+    return [one for one in held if isinstance(one, torch.amp.GradScaler)]
+
+
 class StatefulPart(StatePart):
     """Anything with ``state_dict`` and ``load_state_dict``: one value, that of rank 0."""
 
@@ -48,10 +57,8 @@ class StatefulPart(StatePart):
         self.owner.load_state_dict(copied(self._kept))
 
     def drop_leftovers(self) -> None:
-        # Many scripts have their scaler in an object of their own, which passes its state on.
-        for each in (self.owner, *getattr(self.owner, "__dict__", {}).values()):
-            if isinstance(each, torch.amp.GradScaler):
-                torch_private.forget_scaled_step(each)
+        for scaler in scalers_of(self.owner):
+            torch_private.forget_scaled_step(scaler)
 
 
 class RankPart(StatePart):

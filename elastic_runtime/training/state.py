@@ -22,7 +22,13 @@ from elastic_runtime.events.state_events import StateCopied
 from elastic_runtime.parts import json_tensors
 from elastic_runtime.parts.commit_image import CommitImage, check_image, take_image
 from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
-from elastic_runtime.parts.other_parts import GeneratorsPart, RankPart, ValuesPart, moves
+from elastic_runtime.parts.other_parts import (
+    GeneratorsPart,
+    RankPart,
+    ValuesPart,
+    moves,
+    scalers_of,
+)
 from elastic_runtime.parts.outside_changes import OutsideChanges
 from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.parts.plain_values import plain_value
@@ -286,7 +292,8 @@ class State:
         It is owed from the commit of such a step on, and done at once: all ranks call ``do()``.
         After it the plain values of this State are rank 0's on all ranks, and modules are in the
         mode (``train()``, ``eval()``) in which they were. What it changes is kept with the next
-        commit; a fault before that undoes it and has it done again.
+        commit; a fault before that undoes it and has it done again. Several that are due after one
+        step are done in the order in which they were given here.
 
         Args:
             when: ``"50 steps"``, ``"10m"``, ``"epoch"`` (after its last step), ``"end"`` (when
@@ -829,10 +836,14 @@ class State:
     def _loaders(self) -> list[StepSource]:
         return [one for one in self._named.values() if isinstance(one, StepSource)]
 
+    def _scalers(self) -> list[torch.amp.GradScaler]:
+        found = [one for held in self._named.values() for one in scalers_of(held)]
+        return [one for one in found if one.is_enabled()]
+
     def _has_gradients(self) -> bool:
         """Whether gradients wait for an optimizer that would have used them by now."""
         held = self._named.values()
-        if any(isinstance(one, torch.amp.GradScaler) for one in held):
+        if self._scalers():
             return False  # it may have left the step out
         optimizers = [one for one in held if isinstance(one, torch.optim.Optimizer)]
         groups = [group for one in optimizers for group in one.param_groups]
@@ -950,6 +961,10 @@ class _ForLoaders:
     def needs_two(self) -> bool:
         modules = (one for held in self._state._modules.values() for one in held.modules())
         return any(isinstance(one, torch.nn.BatchNorm1d) for one in modules)
+
+    @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        return self._state._scalers()
 
     def end_training(self) -> Never:
         raise TrainingStopped

@@ -59,6 +59,11 @@ STEPS_TOGETHER = (
     "again: decide by nothing that follows from it; for a larger batch raise global_batch_size, "
     "and set at_once, which cuts a step into pieces"
 )
+LOOPS_IN_A_ROW = (
+    "a loop over steps() had nothing left to give, and another one follows it: what the script "
+    "does after the first, such as an evaluation of that epoch, is done again after each change of "
+    "the world, with the weights of that moment; put it into state.at('epoch', ...)"
+)
 COMMIT_TWICE = (
     "commit() was called twice with no optimizer and no step of a loader in between: each commit "
     "counts a step"

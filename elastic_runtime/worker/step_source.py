@@ -14,6 +14,8 @@ from elastic_runtime.worker.world import FollowsWorld
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch.amp import GradScaler
+
 
 class JobProgress(Protocol):
     """How far a job is, as its State tells a loader.
@@ -24,6 +26,7 @@ class JobProgress(Protocol):
         call: which call of ``train`` this is; another one in each world.
         is_entrusted: each rank trains a model of its own between two commits.
         needs_two: a model cannot be trained with one sample alone.
+        scalers: of the State, which are in use.
     """
 
     @property
@@ -40,6 +43,9 @@ class JobProgress(Protocol):
 
     @property
     def needs_two(self) -> bool: ...
+
+    @property
+    def scalers(self) -> list[GradScaler]: ...
 
     def end_training(self) -> None:
         """Leaves ``train``, as training is over, and the loop asks for more steps again."""

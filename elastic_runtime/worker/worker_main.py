@@ -51,8 +51,9 @@ _COLLECTIVES = (
 # Of torch, when DDP or a group is made where there are no groups.
 _NO_GROUPS = "Default process group has not been initialized"
 _GROUPS_OF_TRAIN = (
-    "under elastic.run the groups exist only inside train(world): make DDP and groups there, and "
-    "take the rank from world.rank; an elastic.DataLoader needs none"
+    "under elastic.run the groups exist only inside train(world): wrap the model there, with "
+    "elastic.ddp(model), and take the rank from world.rank; a seed of each rank can be made of "
+    "os.environ['RANK'], and an elastic.DataLoader needs none"
 )
 
 # torch's name for the file in which a failing worker leaves its traceback.

@@ -69,14 +69,14 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]  # Lightning i
     def _check_weighed(self) -> None:
         """Refuses gradients of a module's own that do not count as much as their samples."""
         step = self.trainer.fit_loop.train_data.batches.step
-        if self._is_manual and self.global_step > self._stepped and not step.weighed:
+        if self._is_manual and self.global_step > self._stepped and step.unweighed:
             raise UsageError(
                 "training_step has stepped an optimizer without self.manual_backward(loss), which "
                 "gives each rank's loss its weight: where shares of ranks differ in size, the "
                 "gradients would not be those of the global batch; call it instead of "
                 "loss.backward()"
             )
-        step.weighed = True  # a batch that training_step leaves out has no gradients
+        step.count_as_weighed()  # a batch that training_step leaves out has no gradients
 
     def _is_step(self) -> bool:
         """Whether the batch has completed a step; the last one of an epoch does in any case."""

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.errors import ElasticError, UsageError
-from elastic_runtime.parts.commit_image import destinations, forms_of, present, tensor_bytes
+from elastic_runtime.parts.commit_image import (
+    CommitImage,
+    destinations,
+    forms_of,
+    present,
+    tensor_bytes,
+)
 from elastic_runtime.worker.recovery.recovery_source import (
     NOTHING,
     MemoryCondition,
@@ -179,7 +185,7 @@ def _equalize(
         digests = _digests(None if failure else state, group)
         if failure is not None:
             raise failure
-        _compare(digests, choice)
+        _compare(digests, choice, state, group)
 
 
 def plan(sizes: Sequence[int], limit: int) -> list[list[TensorSlice]]:
@@ -254,15 +260,26 @@ def _digests(state: State | None, group: TransferGroup) -> list[int]:
     return [digest for (digest,) in group.gather([digest])]
 
 
-def _compare(digests: list[int], choice: RecoveryChoice) -> None:
+def _compare(
+    digests: list[int], choice: RecoveryChoice, state: State, group: TransferGroup
+) -> None:
     first = choice.sources[0]
-    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[first]]
-    if others:
-        raise RanksDiffer(
-            f"after step {choice.step} was given to all ranks, rank {', '.join(others)} holds "
-            f"another state than rank {first}: some object's load_state_dict does not bring back "
-            "what its state_dict gave, or failed; see the logs of these ranks"
-        )
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[first]]
+    if not others:
+        return
+    which = "some object"
+    if -1 not in digests:  # a rank that has failed is no longer here to be asked
+        own = {part.name: CommitImage.of([part]).digest for part in state._parts}
+        theirs = group.tell(own, first)
+        differing = [name for name in own if own[name] != theirs.get(name)]
+        told = {name for rank in others for name in group.tell(differing, rank)}
+        which = " or ".join(repr(name) for name in own if name in told) or which
+    raise RanksDiffer(
+        f"after step {choice.step} was given to all ranks, rank {', '.join(map(str, others))} "
+        f"holds another state than rank {first}: the load_state_dict of {which} does not bring "
+        "back what its state_dict gave, or failed, or it was made otherwise on that rank, such as "
+        "a loader with another global_batch_size; see the logs of these ranks"
+    )
 
 
 def _exchange(

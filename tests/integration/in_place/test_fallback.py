@@ -83,7 +83,7 @@ def test_a_job_that_has_lost_its_steps_ends_and_says_so(tmp_path: Path) -> None:
         job.kill(ranks[1])
         assert job.end() == EXIT_USAGE, job.story()
         assert "holds another state than rank 0" in job.log, job.story()
-        assert "some object's load_state_dict does not bring back" in job.log
+        assert "the load_state_dict of 'forgetful' does not bring back" in job.log
         assert "nothing is saved" in job.log and "start_over=True" in job.log
         assert all(note["step"] > 0 for note in job.said("began")[2:]), job.story()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +21,7 @@ from elastic_runtime.data.sample_seeds import sample_rng
 from elastic_runtime.data.sampler import ElasticBatchSampler
 from elastic_runtime.errors import UsageError
 from elastic_runtime.worker.context import context
+from elastic_runtime.worker.loop_hints import LOOPS_IN_A_ROW
 from elastic_runtime.worker.peers import GlooGroups
 from elastic_runtime.worker.pieces import is_last_piece
 from elastic_runtime.worker.round_breaks import begin_break, end_break
@@ -47,6 +48,7 @@ class Job:
     call: int = 1
     is_entrusted: bool = False
     needs_two: bool = False
+    scalers: list[torch.amp.GradScaler] = field(default_factory=list)
 
     def end_training(self) -> None:
         raise Ended
@@ -233,7 +235,7 @@ def test_the_same_bound_twice_is_refused_as_nothing_would_follow() -> None:
     for step in loader.steps(epochs=1):
         samples(step)
         job.commit(loader)
-    with pytest.raises(UsageError, match=r"asked for twice.*steps\(epochs=loader.epoch \+ 1\)"):
+    with pytest.raises(UsageError, match=r"asked for twice.*state.at\('epoch'"):
         loader.steps(epochs=1)
     loader.steps(epochs=2)
     job.call += 1
@@ -396,6 +398,59 @@ def test_gradients_that_were_not_weighed_are_refused_in_every_world() -> None:
         with pytest.raises(UsageError, match=r"step 1 were not weighed.*step\.backward\(loss\)"):
             job.commit(loader)
         job.commit(loader, optimized=False)
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_each_piece_is_weighed(left_out: int) -> None:
+    loader, job = in_state(4, 4, at_once=2)
+    step = next(loader.steps())
+    parameter = torch.ones(1, requires_grad=True)
+    for number, piece in enumerate(step):
+        loss = (parameter * piece).mean()
+        if number == left_out:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            step.backward(loss)
+    with pytest.raises(UsageError, match=f"piece {left_out + 1} of 2 of step 1 were not weighed"):
+        job.commit(loader)
+
+
+def test_what_a_scaler_has_scaled_is_no_part_of_the_mean_loss() -> None:
+    loader, job = in_state(4, 4, at_once=2, shuffle=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    job.scalers.append(scaler)
+    parameter = torch.ones(1, requires_grad=True)
+    step = next(loader.steps())
+    for piece in step:
+        step.backward(scaler.scale((parameter * piece).mean()))
+    scaler.update(2.0)  # even where it comes too early
+    assert step.mean_loss() == pytest.approx(1.5)
+    assert parameter.grad is not None
+    assert parameter.grad.item() == pytest.approx(1.5 * 1024)
+    job.scalers.append(torch.amp.GradScaler("cpu"))
+    with pytest.raises(UsageError, match="several GradScalers"):
+        step.mean_loss()
+
+
+def test_a_loop_for_each_epoch_is_told_what_it_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(steps_module, "tell_once", lambda hint, **words: told.append(hint))
+    loader, job = in_state(4, 2)
+
+    def train() -> None:
+        for epoch in range(2):
+            for _ in loader.steps(epochs=epoch + 1):
+                job.commit(loader)
+
+    train()
+    assert told == []
+    loader.go_to(1)
+    job.call = 2
+    train()
+    assert told == [LOOPS_IN_A_ROW]
+    job.call, told[:] = 3, []
+    train()  # nothing is left at all
+    assert told == []
 
 
 def test_a_total_weighs_nothing() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastic_runtime.data.data_loader import DataLoader
 from elastic_runtime.errors import CheckpointUsageError, UsageError
 from elastic_runtime.parts.commit_image import destinations
 from elastic_runtime.parts.other_parts import moves
@@ -472,3 +473,24 @@ def test_an_optimizer_that_only_passes_steps_on_is_seen_through() -> None:
     assert has_status(state, 1, MemoryCondition.DIRTY)
     compiled = torch.compile(model, backend="eager")
     assert bare(compiled) is model and bare(Passing(inner)) is inner and bare(3) == 3
+
+
+def test_loaders_know_the_scalers_that_are_in_use() -> None:
+    class Scaling:
+        def __init__(self) -> None:
+            self.scaler = torch.amp.GradScaler("cpu")
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.scaler.state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.scaler.load_state_dict(state)
+
+    own, off, held = (
+        torch.amp.GradScaler("cpu"),
+        torch.amp.GradScaler("cpu", enabled=False),
+        Scaling(),
+    )
+    loader = DataLoader(torch.arange(4), 2)
+    State(own=own, off=off, held=held, loader=loader)
+    assert loader.scalers() == [own, held.scaler]

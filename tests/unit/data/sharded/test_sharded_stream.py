@@ -510,6 +510,7 @@ class Job:
     """A State as a stream sees it."""
 
     step, stopped, call = 0, False, 1
+    scalers: tuple[Any, ...] = ()
 
     def commit(self, stream: ShardedStream) -> None:
         stream.before_commit(optimized=True)

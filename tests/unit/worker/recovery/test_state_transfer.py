@@ -504,7 +504,7 @@ def gives(kind: str) -> None:
         ("models differ", ["UsageError"] * 3, "rank 1: models differ between ranks: model.weight"),
         ("a function", ["UsageError"] * 2, "rank 0: thing.function is a builtins.function"),
         # A rank that is not alike afterwards is named.
-        ("forgets", ["RanksDiffer"] * 3, "rank 2 holds another state than rank 0"),
+        ("forgets", ["RanksDiffer"] * 3, "the load_state_dict of 'thing' does not"),
         # A failure to load is that of its rank.
         ("fails", ["RanksDiffer", "ValueError"], "cannot take this"),
     ],
