@@ -132,6 +132,8 @@ class DataLoader(GivesSteps):
         self._fixed = fixed_place(rank, world)
         self._loader = _torch_loader(data, self.batch_sampler, options, seed)
         self._at = 0, 0  # where it reads on
+        self._last_batch: int | None = None  # of the last commit, which a script may have changed
+        self._is_loaded = False  # since the last iteration
 
     def __repr__(self) -> str:
         """Its settings and where it is."""
@@ -174,6 +176,7 @@ class DataLoader(GivesSteps):
             cursor: how many samples of it are left out.
         """
         self.forget_walk()
+        self._asked = None  # the same bound may be asked for again, from here
         self.batch_sampler.epoch, self.batch_sampler.cursor = epoch, cursor
 
     def keep_shares(self, epoch: int, cursor: int, place: tuple[int, int]) -> None:
@@ -220,6 +223,10 @@ class DataLoader(GivesSteps):
 
     def _go_to_commit(self) -> None:
         self._at = self.epoch, self.cursor
+        before, now = self._last_batch, self.global_batch_size
+        if self._is_loaded and before not in (None, now) and not self.trains_alone:
+            tell_once(OTHER_BATCH, before=before, now=now)
+        self._is_loaded = False
         if self._gloo is not None and not self.trains_alone:
             self._refuse_other_settings()
         if self._progress is not None and self._progress.needs_two and (one := self._alone_at()):
@@ -315,10 +322,11 @@ class DataLoader(GivesSteps):
         """See ``StepSource``."""
         for _ in range(self.forget_begun()):
             self.batch_sampler.commit()
+            self._last_batch = self.global_batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """The position, the same on every rank and for every number of ranks."""
-        return {**self.batch_sampler.state_dict(), "batch": self.global_batch_size}
+        return {**self.batch_sampler.state_dict(), "batch": self._last_batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a saved position; the order of samples is that of the run that saved it.
@@ -328,9 +336,8 @@ class DataLoader(GivesSteps):
                 another one.
         """
         self.forget_walk()
-        if state["batch"] != self.global_batch_size:
-            tell_once(OTHER_BATCH, before=state["batch"], now=self.global_batch_size)
         self.batch_sampler.load_state_dict(state)
+        self._last_batch, self._is_loaded = state["batch"], True
 
 
 def _torch_loader(

@@ -197,6 +197,11 @@ class TrainingStep:
                 "step.mean_loss() cannot tell which of several GradScalers has scaled a loss: add "
                 "up the losses of the pieces, each times step.weight, and reduce them over ranks"
             )
+        if self._weighed and not isinstance(self._lost, torch.Tensor):
+            raise UsageError(
+                "step.mean_loss() is of what step.backward(loss) was given, and it was given "
+                "nothing: call that instead of (loss * step.weight).backward()"
+            )
         if self.taken < self.pieces:
             raise UsageError("step.mean_loss() is of all pieces: ask for it after the last one")
         own = float(self._lost)

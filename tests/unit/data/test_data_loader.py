@@ -432,6 +432,39 @@ def test_what_a_scaler_has_scaled_is_no_part_of_the_mean_loss() -> None:
         step.mean_loss()
 
 
+def test_a_mean_loss_needs_losses() -> None:
+    loader, _ = in_state(4, 4)
+    step = next(loader.steps())
+    for piece in step:
+        (torch.ones(1, requires_grad=True) * piece * step.weight).sum().backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(UsageError, match=r"given nothing: call that instead"):
+        step.mean_loss()
+
+
+def test_a_position_has_the_batch_of_its_last_commit() -> None:
+    giving, job = in_state(16, 4)
+    giving.global_batch_size = 8  # as a script may do in train, by the size of the world
+    next(giving.steps())
+    job.commit(giving)
+    taking, _ = in_state(16, 4)
+    taking.load_state_dict(giving.state_dict())
+    assert taking.state_dict() == giving.state_dict()
+    assert taking.global_batch_size == 4
+
+
+def test_the_same_bound_may_be_asked_for_after_another_position() -> None:
+    loader, job = in_state(8, 2)
+    numbers = []
+    for step in loader.steps(epochs=2):
+        numbers.append(step.epoch)
+        job.commit(loader)
+        if loader.cursor == 4:
+            loader.go_to(1)
+            break
+    numbers += [step.epoch for step in loader.steps(epochs=2)]
+    assert numbers == [0, 0, 1, 1, 1, 1]
+
+
 def test_a_loop_for_each_epoch_is_told_what_it_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(steps_module, "tell_once", lambda hint, **words: told.append(hint))
