@@ -75,15 +75,7 @@ class CommitImage(NamedTuple):
         # differs.
         more = {k: v for k, v in self.meta.items() if k not in ("content", "shadow", "own")}
         digest = zlib.crc32(json.dumps([words, more], sort_keys=True).encode())
-        samples: dict[torch.device, list[torch.Tensor]] = {}
-        for tensor in self.tensors:
-            if tensor.numel():
-                sample = sample_of(tensor).contiguous().view(torch.uint8)
-                samples.setdefault(tensor.device, []).append(sample)
-        # By the device of their first tensor, which is the same one on every rank.
-        for some in samples.values():
-            digest = zlib.crc32(tensor_bytes(torch.cat(some).cpu()), digest)
-        return digest
+        return sampled_digest(self.tensors, digest)
 
 
 def check_image(parts: Sequence[StatePart], meta: dict[str, Any]) -> None:
@@ -171,6 +163,23 @@ def sample_of(tensor: torch.Tensor) -> torch.Tensor:
     """At most about 4 KiB of a tensor, evenly spread."""
     stride = -(-tensor.nbytes // _SAMPLE_BYTES)
     return tensor.reshape(-1)[:: max(1, stride)]
+
+
+def sampled_digest(tensors: Sequence[torch.Tensor], digest: int) -> int:
+    """A number for a sample of each of some tensors.
+
+    Args:
+        tensors: the same ones, in the same order and on the same devices, wherever it is compared.
+        digest: of what comes before.
+    """
+    devices: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            sample = sample_of(tensor.detach()).contiguous().view(torch.uint8)
+            devices.setdefault(tensor.device, []).append(sample)
+    for samples in devices.values():  # from each device at once
+        digest = zlib.crc32(tensor_bytes(torch.cat(samples).cpu()), digest)
+    return digest
 
 
 def _is_trained(part: StatePart) -> bool:

@@ -595,9 +595,12 @@ class Commit:
         saves = saver is not None and state._settings is not None and state.step
         if saves:
             self._save_now(state.step)
+        before = state.models_digest() if saves else 0
         self.do_owed()
         if saver is not None:
-            if saves and state.is_ahead:
+            # A duty may swap in averaged weights, or set the statistics of a normalization.
+            changed = saves and (state.is_ahead or before != state.models_digest())
+            if saves and any(self._peers.gather(changed)):
                 saver.save_anew()
             saver.wait()
 

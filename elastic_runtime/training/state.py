@@ -20,7 +20,12 @@ import torch
 from elastic_runtime.errors import UsageError
 from elastic_runtime.events.state_events import StateCopied
 from elastic_runtime.parts import json_tensors
-from elastic_runtime.parts.commit_image import CommitImage, check_image, take_image
+from elastic_runtime.parts.commit_image import (
+    CommitImage,
+    check_image,
+    sampled_digest,
+    take_image,
+)
 from elastic_runtime.parts.optimizer_part import OptimizerPart, ParameterNames
 from elastic_runtime.parts.other_parts import (
     GeneratorsPart,
@@ -33,6 +38,7 @@ from elastic_runtime.parts.outside_changes import OutsideChanges
 from elastic_runtime.parts.per_rank import RankPosition
 from elastic_runtime.parts.plain_values import plain_value
 from elastic_runtime.parts.saved_parts import SavedParts, part_of
+from elastic_runtime.parts.tensor_memory import local_tensor
 from elastic_runtime.parts.wrappers import unwrapped_optimizer
 from elastic_runtime.system import torch_private
 from elastic_runtime.training.checkpoints import CheckpointSettings
@@ -543,6 +549,16 @@ class State:
         """A number that is the same for the same values."""
         packed = json_tensors.pack(self._values, "state")
         return zlib.crc32(json.dumps([json_tensors.canonical(packed[0]), packed[1]]).encode())
+
+    def models_digest(self) -> int:
+        """A number that changes when something has written to parameters or buffers."""
+        held = [one for module in self._modules.values() for one in module.parameters()]
+        held += [one for module in self._modules.values() for one in module.buffers()]
+        # A version misses what goes through ``.data``, and a sample what changes a few numbers.
+        versions = [0 if one.is_inference() else one._version for one in held]
+        return sampled_digest(
+            [local_tensor(one) for one in held], zlib.crc32(repr(versions).encode())
+        )
 
     def packed_values(self) -> Any:
         """All values, as JSON."""

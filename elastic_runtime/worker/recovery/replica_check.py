@@ -20,7 +20,7 @@ import torch
 
 from elastic_runtime.errors import UsageError
 from elastic_runtime.limits import REPLICA_CHECKS_UNTIL, REPLICA_TOLERANCE
-from elastic_runtime.parts.commit_image import sample_of, tensor_bytes
+from elastic_runtime.parts.commit_image import sample_of, sampled_digest
 from elastic_runtime.parts.module_part import ModulePart
 from elastic_runtime.parts.tensor_memory import sharded_kind
 from elastic_runtime.parts.wrappers import unwrapped
@@ -130,7 +130,7 @@ class ReplicaCheck:
             if not isinstance(parameter, sharded)
         }
         names = zlib.crc32("\n".join(named).encode())
-        if len(set(peers.gather(_digest(list(named.values()), names)))) == 1:
+        if len(set(peers.gather(sampled_digest(list(named.values()), names)))) == 1:
             return
         mine = {name: self._seen.get(id(parameter)) for name, parameter in named.items()}
         ranks: list[dict[str, list[float] | None]] = peers.gather(mine)
@@ -183,14 +183,3 @@ def _fingerprint(gradient: torch.Tensor) -> list[float]:
     direction = torch.arange(1, len(sample) + 1, dtype=torch.float64, device="cpu")
     direction.mul_(2.399963).sin_()
     return [float(sample.abs().sum()), float(sample @ direction)]
-
-
-def _digest(tensors: list[torch.Tensor], digest: int) -> int:
-    devices: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel():
-            sample = sample_of(tensor.detach()).contiguous().view(torch.uint8)
-            devices.setdefault(tensor.device, []).append(sample)
-    for samples in devices.values():  # from each device at once
-        digest = zlib.crc32(tensor_bytes(torch.cat(samples).cpu()), digest)
-    return digest

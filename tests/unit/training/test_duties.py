@@ -213,6 +213,36 @@ def test_all_ranks_do_it_and_the_values_are_those_of_the_first(tmp_path: Path) -
     assert len(list(tmp_path.glob("step-5.*"))) == 2
 
 
+def swaps_weights(state: elastic.State, seen: list[Any]) -> None:
+    def swap() -> None:
+        for parameter in state.model.parameters():
+            parameter.data.fill_(2.0)
+
+    state.at("end", swap)
+
+
+def keeps_a_number(state: elastic.State, seen: list[Any]) -> None:
+    def change() -> None:
+        with torch.no_grad():
+            state.model[0].weight[0, 0] = 7.0
+
+    state.at("end", change)
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "terms"),
+    [("swaps_weights", 2.0, 2), ("keeps_a_number", 7.0, 2), ("at_the_last_step", None, 1)],
+)
+def test_what_a_duty_at_the_end_changes_in_a_model_is_saved(
+    tmp_path: Path, script: str, number: float | None, terms: int
+) -> None:
+    values(run_ranks(2, trained, str(tmp_path), script))
+    assert len(list(tmp_path.glob("step-4.*"))) == terms
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    elastic.load(tmp_path, elastic.State(model=model), strict=False)
+    assert (model[0].weight[0, 0].item() == number) is (number is not None)
+
+
 def at_the_last_step(state: elastic.State, seen: list[Any]) -> None:
     state.at("4 steps, end", lambda: seen.append(state.step), name="once")
 
