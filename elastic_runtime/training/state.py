@@ -393,12 +393,18 @@ class State:
         Raises:
             CheckpointFailed: with ``sync``, it could not be saved in several tries.
             UsageError: there are no ``checkpoints``, the ranks are not connected, or a step is half
-                done.
+                done, or what ``at`` calls is not over.
         """
         if self._saver is None:
             raise UsageError(
                 "save() needs state.checkpoints(...) before training, and connected ranks: call it "
-                "in train, or in what state.at calls"
+                "in train, after commit()"
+            )
+        if self._duty:
+            raise UsageError(
+                f"save() was called in {self._duty!r}, which is not over: what it has changed so "
+                "far would be saved, and done again after a fault; what it changes is saved with "
+                "the next commit, or call save() in train, after commit()"
             )
         if self._optimized:
             raise UsageError(

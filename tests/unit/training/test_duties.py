@@ -243,6 +243,20 @@ def test_what_a_duty_at_the_end_changes_in_a_model_is_saved(
     assert (model[0].weight[0, 0].item() == number) is (number is not None)
 
 
+def saves(state: elastic.State, seen: list[Any]) -> None:
+    def save() -> None:
+        with pytest.raises(UsageError, match="which is not over"):
+            state.save(sync=True)
+        seen.append(state.step)
+
+    state.at("2 steps", save)
+
+
+def test_what_is_not_over_is_not_saved(tmp_path: Path) -> None:
+    ranks = values(run_ranks(2, trained, str(tmp_path), "saves"))
+    assert alike(ranks, "seen") == {"seen": [2, 4]}
+
+
 def at_the_last_step(state: elastic.State, seen: list[Any]) -> None:
     state.at("4 steps, end", lambda: seen.append(state.step), name="once")
 
