@@ -54,7 +54,7 @@ from elastic_runtime.training.state import TrainingStopped
 from elastic_runtime.training.train_signature import check_signature
 from elastic_runtime.worker.agreement import NOTHING_FORESEEN, Agreement, Foreseen, Wish
 from elastic_runtime.worker.context import WorkerContext, context, spares_groups
-from elastic_runtime.worker.fast_exit import end_on_request
+from elastic_runtime.worker.fast_exit import EndedOnRequest, end_on_request
 from elastic_runtime.worker.groups.group_disposal import drop_later
 from elastic_runtime.worker.groups.regrouping import choose_regrouping
 from elastic_runtime.worker.groups.round_ranks import RankInRound, Ranks
@@ -128,6 +128,25 @@ def train_to_end(
     except Exception as error:
         error.__traceback__ = thread_inspection.in_script(error.__traceback__)
         raise
+
+
+@contextmanager
+def _refusing_success(state: State) -> Iterator[None]:
+    """Within the block no script can end its process as if training were over.
+
+    Raises:
+        UsageError: it has called ``sys.exit()``: the last steps are not saved then, and other ranks
+            wait for this one.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if end.code or isinstance(end, EndedOnRequest):
+            raise
+        raise UsageError(
+            f"sys.exit() ended the process in the middle of training, after step {state.step}, and "
+            "the last steps are not saved: return from train on all ranks, or call state.stop()"
+        ) from None
 
 
 @contextmanager
@@ -238,7 +257,8 @@ class RunLoop:
             end_break(world.rank, world.size)
             commit = Commit(self, group, None)
             commit.begin()
-            yield commit, world
+            with _refusing_success(self._state):
+                yield commit, world
             commit.until_all_return()
             commit.finish()
         finally:
@@ -547,7 +567,7 @@ class Commit:
         value = None
         try:
             if not state.stopped or state.has_loaders:
-                with training(on=True):
+                with training(on=True), _refusing_success(state):
                     value = self._loop._train(world)
         except TrainingStopped:
             pass

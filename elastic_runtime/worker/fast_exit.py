@@ -33,6 +33,10 @@ def exit_fast(code: int) -> None:
     at_exit.registered = atexit._ncallbacks()
 
 
+class EndedOnRequest(SystemExit):
+    """The end of a process that was asked to stop."""
+
+
 def end_on_request(code: int, *, has_agent: bool) -> NoReturn:
     """Ends this process after it was asked to stop.
 
@@ -41,12 +45,12 @@ def end_on_request(code: int, *, has_agent: bool) -> NoReturn:
         has_agent: False: the request was a SIGTERM, whose sender expects the usual exit code.
 
     Raises:
-        SystemExit: always.
+        EndedOnRequest: always.
     """
     if not has_agent:
         code = 128 + signal.SIGTERM
     exit_fast(code)
-    raise SystemExit(code)
+    raise EndedOnRequest(code)
 
 
 class _FastExit:

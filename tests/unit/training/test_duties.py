@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -255,6 +256,16 @@ def saves(state: elastic.State, seen: list[Any]) -> None:
 def test_what_is_not_over_is_not_saved(tmp_path: Path) -> None:
     ranks = values(run_ranks(2, trained, str(tmp_path), "saves"))
     assert alike(ranks, "seen") == {"seen": [2, 4]}
+
+
+def exits(state: elastic.State, seen: list[Any]) -> None:
+    state.at("2 steps", sys.exit, name="exits")
+
+
+def test_an_exit_is_no_end_of_training(tmp_path: Path) -> None:
+    for one in run_ranks(2, trained, str(tmp_path), "exits"):
+        assert one.error == "UsageError"
+        assert "sys.exit() ended the process in the middle of training, after step 2" in one.text
 
 
 def at_the_last_step(state: elastic.State, seen: list[Any]) -> None:
