@@ -256,11 +256,11 @@ class RunLoop:
                 self._recovery.load_saved(gloo, world)
             end_break(world.rank, world.size)
             commit = Commit(self, group, None)
-            commit.begin()
-            with _refusing_success(self._state):
+            with _refusing_success(self._state):  # also of what is owed before and after it
+                commit.begin()
                 yield commit, world
-            commit.until_all_return()
-            commit.finish()
+                commit.until_all_return()
+                commit.finish()
         finally:
             self._state.leave_world()
             if made:

@@ -277,8 +277,8 @@ def _compare(
     raise RanksDiffer(
         f"after step {choice.step} was given to all ranks, rank {', '.join(map(str, others))} "
         f"holds another state than rank {first}: the load_state_dict of {which} does not bring "
-        "back what its state_dict gave, or failed, or it was made otherwise on that rank, such as "
-        "a loader with another global_batch_size; see the logs of these ranks"
+        "back what its state_dict gave, or failed, or it was made otherwise on that rank; see the "
+        "logs of these ranks"
     )
 
 

@@ -262,10 +262,17 @@ def exits(state: elastic.State, seen: list[Any]) -> None:
     state.at("2 steps", sys.exit, name="exits")
 
 
-def test_an_exit_is_no_end_of_training(tmp_path: Path) -> None:
-    for one in run_ranks(2, trained, str(tmp_path), "exits"):
+def exits_at_the_end(state: elastic.State, seen: list[Any]) -> None:
+    state.at("end", sys.exit, name="exits")
+
+
+@pytest.mark.parametrize(("script", "step"), [("exits", 2), ("exits_at_the_end", 4)])
+def test_an_exit_is_no_end_of_training(tmp_path: Path, script: str, step: int) -> None:
+    for one in run_ranks(2, trained, str(tmp_path), script):
         assert one.error == "UsageError"
-        assert "sys.exit() ended the process in the middle of training, after step 2" in one.text
+        assert f"sys.exit() ended the process in the middle of training, after step {step}" in (
+            one.text
+        )
 
 
 def at_the_last_step(state: elastic.State, seen: list[Any]) -> None:
